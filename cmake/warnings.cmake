@@ -1,0 +1,8 @@
+# Warnings for our own targets, through one interface target.
+add_library(cadre_warnings INTERFACE)
+target_compile_options(cadre_warnings INTERFACE
+  -Wall -Wextra -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor -Woverloaded-virtual
+  $<IF:$<CXX_COMPILER_ID:GNU>,-Wshadow=local,-Wshadow>)
+if(CADRE_WERROR)
+  target_compile_options(cadre_warnings INTERFACE -Werror)
+endif()

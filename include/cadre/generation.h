@@ -1,0 +1,78 @@
+// Text generation: sampling, stopping and the loop around a model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/model.h"
+#include "cadre/tokenizer.h"
+
+namespace cadre {
+
+/// As in Transformers: logits are penalised, divided by the temperature, cut by top-k, top-p and
+/// min-p in this order, then drawn.
+struct SamplingOptions {
+  float temperature = 0.0f;  // 0 = greedy; the cuts then do nothing
+  int32_t top_k = 0;         // 0 = off
+  float top_p = 1.0f;        // 1 = off
+  float min_p = 0.0f;        // 0 = off
+  float repetition_penalty =
+      1.0f;  // 1 = off; applied to every id already in the sequence, prompt included
+  uint64_t seed = 0;
+};
+
+/// Throws InvalidArgument naming the option and its range.
+void validate(const SamplingOptions& options);
+
+/// Draws the next token of one sequence. The same seed and logits give the same tokens on every
+/// machine.
+class Sampler {
+ public:
+  explicit Sampler(const SamplingOptions& options,
+                   uint64_t stream = 0);  // stream: the sequence's number
+  /// `logits` [vocab_size]; changed in place. `history`: all ids so far. Ties go to the lowest id;
+  /// a NaN is never picked unless all are NaN, which throws Error.
+  TokenId next(std::span<float> logits, std::span<const TokenId> history);
+
+ private:
+  SamplingOptions options_;
+  std::mt19937_64 random_;
+  std::vector<std::pair<float, TokenId>> candidates_;
+};
+
+enum class FinishReason : uint8_t { kEos, kLength, kStopped };
+
+struct GenerationOptions {
+  int64_t max_new_tokens = 64;
+  SamplingOptions sampling;
+  std::vector<TokenId> eos_token_ids;  // stop at any of these
+  bool ignore_eos = false;
+};
+
+struct GenerationResult {
+  std::vector<std::vector<TokenId>>
+      token_ids;  // [num_sequences] the continuation only, the eos included
+  std::vector<FinishReason> finish_reasons;
+  int64_t prompt_tokens = 0;  // of all sequences
+  int64_t decode_tokens = 0;  // tokens computed one step at a time
+  double prefill_seconds = 0;
+  double decode_seconds = 0;
+  std::string prefill_experts;  // backend per stage
+  std::string decode_experts;
+};
+
+/// Called for each new token; return false to stop that sequence.
+using TokenCallback = std::function<bool(int64_t sequence, TokenId id)>;
+
+/// Continues every prompt (each at least one token; lengths may differ). Throws InvalidArgument
+/// when a prompt plus max_new_tokens... does not fit: a prompt longer than the context, an id
+/// outside the vocabulary, an empty prompt. Generation past the context ends with
+/// FinishReason::kLength.
+GenerationResult generate(Model& model, std::span<const std::vector<TokenId>> prompts,
+                          const GenerationOptions& options, const TokenCallback& on_token = {});
+
+}  // namespace cadre

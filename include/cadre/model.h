@@ -1,0 +1,185 @@
+// Models: loaded from a folder in the Hugging Face hub's layout, run token by token or in batches,
+// their experts switchable at any time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/device.h"
+#include "cadre/dtype.h"
+#include "cadre/experts.h"
+#include "cadre/tensor.h"
+#include "cadre/tokenizer.h"
+
+namespace cadre {
+
+/// Backend per sub-config; "" is the model as a whole. Keys must be "" or names of sub-configs.
+using ExpertsImplementation = std::map<std::string, std::string, std::less<>>;
+
+enum class Prepack : uint8_t { kAuto, kOn, kOff };
+
+/// How far a long step (reading weights, say) has come. Called from the loading thread.
+using ProgressCallback = std::function<void(std::string_view what, int64_t done, int64_t total)>;
+
+struct LoadOptions {
+  /// Empty: "grouped_mm" where it can run, else "eager". {{"", "batched_mm"}} sets the whole model.
+  ExpertsImplementation experts_implementation;
+  Device device;
+  std::optional<DType> dtype;  // compute dtype; empty: the checkpoint's
+  bool dequantize = false;     // FineGrainedFP8Config{.dequantize = true}
+  Prepack prepack = Prepack::kAuto;
+  int num_threads = 0;   // 0: default_num_threads()
+  std::string revision;  // of a hub id; empty: refs/main
+  ProgressCallback progress;
+};
+
+/// What is known of a model without running it.
+struct ModelInfo {
+  std::string architecture;  // "Qwen3MoeForCausalLM"
+  std::string model_type;    // "qwen3_moe"
+  std::string path;          // the folder
+  DType compute_dtype = DType::kF32;
+  Device device;
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t num_layers = 0;
+  int64_t num_moe_layers = 0;
+  int64_t max_position_embeddings = 0;
+  std::vector<TokenId>
+      eos_token_ids;  // from generation_config.json, else config.json; may be empty
+  std::vector<std::string> sub_configs;  // names of sub-configs; empty for a plain text model
+};
+
+/// Bytes by purpose. mapped: of the checkpoint's files; added: by backends' own layouts.
+struct MemoryReport {
+  size_t mapped_bytes = 0;
+  size_t added_bytes = 0;
+  size_t workspace_bytes = 0;
+  size_t kv_cache_bytes = 0;  // of all living caches
+};
+
+/// Keys and values of a batch of sequences, sized at creation; never grows.
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+  virtual int64_t num_sequences() const = 0;
+  virtual int64_t max_tokens() const = 0;              // per sequence
+  virtual int64_t length(int64_t sequence) const = 0;  // tokens stored so far
+  virtual size_t bytes() const = 0;
+  /// Forgets the tokens of `sequence` from `length` on.
+  virtual void truncate(int64_t sequence, int64_t length) = 0;
+};
+
+enum class LogitsRows : uint8_t { kLastOfEach, kAll };
+
+/// New tokens of some or all sequences of a cache. Sequences may have different numbers of new
+/// tokens.
+struct ForwardInput {
+  std::span<const TokenId> token_ids;  // all new tokens, sequence after sequence
+  std::span<const int64_t>
+      num_tokens;  // [num_sequences] new tokens of each; 0 = skip this sequence
+  LogitsRows rows = LogitsRows::kLastOfEach;
+};
+
+/// What a MoE layer saw and gave, for capture and replay. Views are valid during the callback only.
+struct MoeLayerRecord {
+  int64_t layer = 0;
+  TensorView hidden_states;  // [num_tokens, hidden_size] compute dtype
+  TensorView top_k_index;    // [num_tokens, top_k] i32
+  TensorView top_k_weights;  // [num_tokens, top_k] f32, scaling factor included
+  TensorView output;  // [num_tokens, hidden_size] compute dtype, routed experts alone; absent in
+                      // on_routing
+};
+
+/// Called for every MoE layer of a forward, in order.
+struct MoeHooks {
+  /// May overwrite ids and weights in place: routing replay.
+  std::function<void(int64_t layer, MutableTensorView top_k_index, MutableTensorView top_k_weights)>
+      on_routing;
+  std::function<void(const MoeLayerRecord&)> on_output;
+};
+
+class Model {
+ public:
+  /// `path`: a folder, or a hub id looked up in the local hub cache. Throws CheckpointError,
+  /// Unsupported or InvalidArgument.
+  static std::unique_ptr<Model> from_pretrained(const std::string& path,
+                                                const LoadOptions& options = {});
+
+  virtual ~Model() = default;
+
+  virtual const ModelInfo& info() const = 0;
+  virtual MemoryReport memory() const = 0;
+
+  virtual std::unique_ptr<KvCache> new_cache(int64_t num_sequences, int64_t max_tokens) = 0;
+
+  /// Makes room for forwards of up to max_tokens new tokens; a larger forward is cut into pieces of
+  /// this size with equal results. The only call that allocates workspace; forward() calls it when
+  /// nobody did.
+  virtual void reserve(int64_t max_tokens) = 0;
+
+  /// Runs the new tokens, appends them to the cache and writes logits, f32: [num_sequences,
+  /// vocab_size] for kLastOfEach (rows of skipped sequences are left alone), [total tokens,
+  /// vocab_size] for kAll.
+  virtual void forward(const ForwardInput& input, KvCache& cache, MutableTensorView logits,
+                       const MoeHooks* hooks = nullptr) = 0;
+
+  /// One entry for the model ("") and one per sub-config that has experts.
+  virtual ExpertsImplementation get_experts_implementation() const = 0;
+
+  /// Switches at run time, all or nothing: an unknown backend or key (InvalidArgument) or one that
+  /// cannot run here (Unsupported, with reasons and with the backends that would work) changes
+  /// nothing. Between backends that read weights in place it allocates nothing.
+  virtual void set_experts_implementation(const ExpertsImplementation& map) = 0;
+  /// The same for the model and all its sub-configs.
+  virtual void set_experts_implementation(std::string_view name) = 0;
+
+  /// The query that the experts of a sub-config ("" for a plain model) put to backends.
+  virtual ExpertsQuery experts_query(std::string_view sub_config = "") const = 0;
+};
+
+/// The name that Transformers' users look for.
+struct AutoModelForCausalLM {
+  static std::unique_ptr<Model> from_pretrained(const std::string& path,
+                                                const LoadOptions& options = {}) {
+    return Model::from_pretrained(path, options);
+  }
+};
+
+/// How one part of a checkpoint's tensors was used.
+struct TensorReport {
+  std::string name;
+  std::string file;
+  std::string part;  // "embedding", "attention", "experts", "router", "shared expert", "mlp",
+                     // "norm", "lm_head", "unused"
+  DType dtype = DType::kF32;
+  Dims shape;
+  size_t bytes = 0;
+};
+
+struct ModelReport {
+  ModelInfo info;
+  std::vector<std::pair<std::string, ExpertsQuery>>
+      experts;  // per sub-config ("" for a plain model); device as asked
+  std::vector<TensorReport> used;
+  std::vector<TensorReport> left_over;
+  std::vector<std::string> missing;  // with the expected shape
+  std::map<std::string, size_t> bytes_per_part;
+};
+
+/// Reads headers and config only, no weights. Faults that loading would report (missing tensors and
+/// the like) are listed instead of thrown; an unreadable folder or an unknown architecture still
+/// throws.
+ModelReport inspect_model(const std::string& path, const LoadOptions& options = {});
+
+/// model_type and architecture names that from_pretrained knows.
+std::vector<std::string> known_architectures();
+
+}  // namespace cadre

@@ -1,0 +1,68 @@
+// Text to token ids and back, from a Hugging Face tokenizer.json.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cadre {
+
+using TokenId = int32_t;
+
+class Tokenizer {
+ public:
+  /// Reads tokenizer.json. Throws CheckpointError when the file is missing or damaged, Unsupported
+  /// when it uses a component that is not implemented; both name the file and the component.
+  static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
+  /// The same from the file's text; `origin` names it in messages.
+  static Tokenizer from_json(std::string_view json, const std::string& origin);
+
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  /// Ids of `text`. Invalid UTF-8 is replaced by U+FFFD, as the reference implementation's callers
+  /// do. Special tokens written out in the text become their ids; `add_special_tokens` also applies
+  /// the post-processor (BOS and the like).
+  std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
+
+  /// Text of `ids`; ids outside the vocabulary are skipped. Always valid UTF-8.
+  std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
+
+  int64_t vocab_size() const;  // added tokens included
+  std::optional<TokenId> token_to_id(std::string_view token) const;
+  std::optional<std::string> id_to_token(TokenId id) const;
+  bool is_special(TokenId id) const;
+
+ private:
+  friend class TextStream;
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Decodes a growing list of ids and gives out text as soon as it is final: never half a character,
+/// and the pieces put together equal decode() of all ids.
+class TextStream {
+ public:
+  /// The tokenizer must outlive the stream.
+  explicit TextStream(const Tokenizer& tokenizer, bool skip_special_tokens = true);
+  /// The text that this id completes; may be empty.
+  std::string push(TokenId id);
+  /// What is left at the end: an unfinished character comes out as U+FFFD.
+  std::string finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool skip_special_tokens_;
+  std::vector<TokenId> ids_;
+  size_t read_begin_ = 0;     // first id still needed as context
+  size_t printed_bytes_ = 0;  // of the text from read_begin_ on
+};
+
+}  // namespace cadre

@@ -1,0 +1,8 @@
+#pragma once
+
+namespace cadre {
+
+/// The library's version, "major.minor.patch".
+const char* version();
+
+}  // namespace cadre

@@ -1,0 +1,32 @@
+// The CPU's matrix products: one set of kernels for experts and dense layers, so that all share one
+// order of summation.
+//
+// Every output is summed as docs/numerics.md states: chunks of 128 in k, each from zero in
+// ascending pairs by one accumulator, added to a running float32 sum. The result of a row does not
+// depend on how many rows are computed with it, nor on the number of threads. Weights are read in
+// place, in any strides; nothing is allocated.
+#pragma once
+
+#include <cstdint>
+
+#include "cadre/tensor.h"
+#include "cadre/thread_pool.h"
+#include "cadre/workspace.h"
+
+namespace cadre::cpu {
+
+/// out[t, n] = sum_k x[t, k] * w[n, k] + bias[n], the sum in float32, rounded once to out's dtype.
+struct MatmulArgs {
+  TensorView x;       // [T, K] float32, bfloat16 or float16: the compute dtype; last stride 1
+  TensorView weight;  // [N, K] float32, bfloat16 or float16, any strides; rounded to the compute
+                      // dtype when wider
+  TensorView bias;    // [N] float32, bfloat16 or float16; absent = none
+  MutableTensorView out;  // [T, N] float32 or the compute dtype; last stride 1
+};
+
+void matmul(const MatmulArgs& args, Workspace& workspace, ThreadPool& threads);
+
+/// What matmul takes from the workspace for up to `num_rows` rows.
+size_t matmul_workspace_bytes(int64_t num_rows, int64_t k, DType compute_dtype, int num_threads);
+
+}  // namespace cadre::cpu

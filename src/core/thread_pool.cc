@@ -1,0 +1,204 @@
+// One job at a time: the caller publishes it by raising a generation number, workers spin on that
+// number for a while and then sleep on it (std::atomic::wait, a futex on Linux). A fork and join of
+// spinning threads costs well under a microsecond, which a decode step with two joins per layer
+// needs.
+#include "cadre/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <fstream>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cadre/error.h"
+#include "core/str_cat.h"
+
+namespace cadre {
+namespace {
+
+// Long enough to bridge the gap between two kernels of a layer, short enough not to burn a core
+// that has nothing to do.
+constexpr auto kSpinTime = std::chrono::microseconds(50);
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Returns once `value` differs from `old`.
+void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
+  const auto start = std::chrono::steady_clock::now();
+  while (value.load(std::memory_order_acquire) == old) {
+    for (int i = 0; i < 64 && value.load(std::memory_order_relaxed) == old; ++i) pause_cpu();
+    if (std::chrono::steady_clock::now() - start > kSpinTime) {
+      value.wait(old, std::memory_order_acquire);
+      return;
+    }
+  }
+}
+
+// Cores by (package, core id) among the CPUs of the affinity mask: two hyper-threads count once.
+int physical_cores_allowed() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (sched_getaffinity(0, sizeof(mask), &mask) != 0)
+    return static_cast<int>(std::thread::hardware_concurrency());
+  std::set<std::pair<int, int>> cores;
+  int unknown = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &mask)) continue;
+    const std::string topology = str_cat("/sys/devices/system/cpu/cpu", cpu, "/topology/");
+    int package = 0;
+    int core = 0;
+    std::ifstream package_file(topology + "physical_package_id");
+    std::ifstream core_file(topology + "core_id");
+    if (package_file >> package && core_file >> core) {
+      cores.emplace(package, core);
+    } else {
+      ++unknown;
+    }
+  }
+  return static_cast<int>(cores.size()) + unknown;
+}
+
+// The cgroup's CPU quota rounded down to whole cores; empty when there is none.
+std::optional<int> cgroup_cores() {
+  double quota = 0;
+  double period = 0;
+  std::ifstream v2("/sys/fs/cgroup/cpu.max");
+  std::string first;
+  if (v2 >> first >> period && first != "max") {
+    quota = std::atof(first.c_str());
+  } else {
+    std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+    std::ifstream period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+    if (!(quota_file >> quota && period_file >> period)) return std::nullopt;
+  }
+  if (quota <= 0 || period <= 0) return std::nullopt;
+  return std::max(1, static_cast<int>(quota / period));
+}
+
+}  // namespace
+
+int default_num_threads() {
+  const int cores = std::max(1, physical_cores_allowed());
+  return std::min({cores, cgroup_cores().value_or(cores), ThreadPool::kMaxThreads});
+}
+
+struct ThreadPool::State {
+  std::vector<std::thread> workers;
+  std::mutex callers;  // one job at a time
+  std::atomic<uint32_t> generation{0};
+  std::atomic<uint32_t> unfinished{0};  // workers still in the job
+  std::atomic<bool> stop{false};
+  const FunctionRef<void(int)>* job = nullptr;
+  std::mutex error_mutex;
+  std::exception_ptr error;
+
+  static thread_local const State* inside;  // the pool whose task this thread runs
+
+  void call(const FunctionRef<void(int)>& fn, int thread) {
+    const State* outer = std::exchange(inside, this);
+    try {
+      fn(thread);
+    } catch (...) {
+      const std::lock_guard lock(error_mutex);
+      if (!error) error = std::current_exception();
+    }
+    inside = outer;
+  }
+
+  void work(int thread) {
+    uint32_t seen = 0;
+    while (true) {
+      wait_for_change(generation, seen);
+      ++seen;
+      if (stop.load(std::memory_order_acquire)) return;
+      call(*job, thread);
+      if (unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished.notify_one();
+    }
+  }
+};
+
+thread_local const ThreadPool::State* ThreadPool::State::inside = nullptr;
+
+ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    throw InvalidArgument(str_cat("threads: expected 1 to ", kMaxThreads,
+                                  " (0 = as many as there are cores), got ", num_threads));
+  }
+  if (num_threads == 0) num_threads = default_num_threads();
+  state_->workers.reserve(static_cast<size_t>(num_threads - 1));
+  for (int i = 1; i < num_threads; ++i) {
+    state_->workers.emplace_back([state = state_.get(), i] { state->work(i); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop = true;
+  state_->generation.fetch_add(1, std::memory_order_release);
+  state_->generation.notify_all();
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+int ThreadPool::num_threads() const { return static_cast<int>(state_->workers.size()) + 1; }
+
+void ThreadPool::run(FunctionRef<void(int)> fn) {
+  State& state = *state_;
+  if (State::inside == &state) {  // nested: the other threads are busy with the outer task
+    for (int i = 0; i < num_threads(); ++i) fn(i);
+    return;
+  }
+  const std::lock_guard lock(state.callers);
+  state.error = nullptr;
+  if (!state.workers.empty()) {
+    state.job = &fn;
+    state.unfinished.store(static_cast<uint32_t>(state.workers.size()), std::memory_order_relaxed);
+    state.generation.fetch_add(1, std::memory_order_release);
+    state.generation.notify_all();
+  }
+  state.call(fn, 0);
+  for (uint32_t left; (left = state.unfinished.load(std::memory_order_acquire)) != 0;) {
+    wait_for_change(state.unfinished, left);
+  }
+  if (state.error) std::rethrow_exception(std::exchange(state.error, nullptr));
+}
+
+void ThreadPool::parallel_for(int64_t count, FunctionRef<void(int64_t, int)> fn) {
+  if (count <= 0) return;
+  if (count == 1) {
+    run([&](int thread) {
+      if (thread == 0) fn(0, 0);
+    });
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  run([&](int thread) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) fn(i, thread);
+  });
+}
+
+void ThreadPool::parallel_ranges(int64_t count, int64_t grain,
+                                 FunctionRef<void(int64_t, int64_t, int)> fn) {
+  if (count <= 0) return;
+  const int64_t threads = num_threads();
+  const int64_t units = (count + grain - 1) / grain;
+  const int64_t share = (units + threads - 1) / threads * grain;
+  run([&](int thread) {
+    const int64_t begin = share * thread;
+    const int64_t end = std::min(count, begin + share);
+    if (begin < end) fn(begin, end, thread);
+  });
+}
+
+}  // namespace cadre

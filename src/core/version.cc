@@ -1,0 +1,7 @@
+#include "cadre/version.h"
+
+namespace cadre {
+
+const char* version() { return CADRE_VERSION; }
+
+}  // namespace cadre

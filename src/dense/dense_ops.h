@@ -1,0 +1,128 @@
+// The dense operations around the experts, one implementation per kind of device. Layers are
+// written on this interface alone. All tensors lie on the ops' device. Activations are [num_tokens,
+// ...] in the compute dtype; every op computes in float32 and rounds once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "cadre/experts.h"
+#include "cadre/stream.h"
+#include "cadre/tensor.h"
+#include "cadre/workspace.h"
+
+namespace cadre {
+
+/// y = x W^T + b with W [N, K] as stored.
+struct LinearWeights {
+  TensorView weight;  // [N, K] float32, bfloat16 or float16
+  TensorView bias;    // [N]; absent = none
+};
+
+/// How router logits become k experts and their weights. Sources: the families' reference code, see
+/// facts in docs/adding_a_model.md.
+enum class RouterScore : uint8_t {
+  kSoftmaxThenTopK,  // probabilities over all experts, then the k largest
+  kTopKThenSoftmax,  // the k largest logits, softmax over these
+  kSigmoid,          // sigmoid scores; a correction bias helps to pick but does not weigh
+  kSqrtSoftplus,     // sqrt(softplus(x)), same use of the bias
+};
+
+struct RouterOptions {
+  RouterScore score = RouterScore::kSoftmaxThenTopK;
+  bool normalize = false;    // divide the k weights by their sum
+  float scaling_factor = 1;  // multiplied in last; this is its only owner
+  int64_t num_groups =
+      1;  // group-limited routing: E is cut into groups, only the best topk_groups take part
+  int64_t topk_groups = 1;
+};
+
+/// Where the new tokens of one sequence go: rows [first_row, first_row + num_tokens) of the
+/// activations, at positions [past, past + num_tokens) of cache slot `slot`.
+struct SequenceSpan {
+  int64_t slot = 0;
+  int64_t first_row = 0;
+  int64_t num_tokens = 0;
+  int64_t past = 0;
+};
+
+struct AttentionArgs {
+  TensorView q;  // [num_tokens, num_heads, head_dim]
+  TensorView
+      keys;  // [num_slots, num_kv_heads, max_tokens, head_dim] the cache, new tokens included
+  TensorView values;  // the same
+  std::span<const SequenceSpan> sequences;
+  float scale = 1;
+  int64_t sliding_window = 0;  // a token sees itself and window - 1 before it; 0 = all
+  MutableTensorView out;       // [num_tokens, num_heads, head_dim]
+};
+
+class DenseOps {
+ public:
+  virtual ~DenseOps() = default;
+
+  virtual void linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,
+                      Workspace&, const Stream&) = 0;
+  virtual size_t linear_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
+                                        int num_threads) const = 0;
+
+  /// out[t] = table[ids[t]], rounded to out's dtype. Ids must be inside the table (the caller has
+  /// checked).
+  virtual void embedding(std::span<const int32_t> ids, const TensorView& table,
+                         MutableTensorView out, const Stream&) = 0;
+
+  /// out = x / rms(x) * weight over the last dimension; in place (out == x) is fine.
+  virtual void rms_norm(const TensorView& x, const TensorView& weight, float eps,
+                        MutableTensorView out, const Stream&) = 0;
+
+  /// residual += x, then out = rms_norm(residual).
+  virtual void add_rms_norm(MutableTensorView residual, const TensorView& x,
+                            const TensorView& weight, float eps, MutableTensorView out,
+                            const Stream&) = 0;
+
+  /// y += x
+  virtual void add(MutableTensorView y, const TensorView& x, const Stream&) = 0;
+
+  /// y += x * sigmoid(gate[t]) with gate [num_tokens, 1] f32
+  virtual void add_sigmoid_gated(MutableTensorView y, const TensorView& x, const TensorView& gate,
+                                 const Stream&) = 0;
+
+  /// x = clamp(x, -limit, limit)
+  virtual void clamp(MutableTensorView x, float limit, const Stream&) = 0;
+
+  /// out = act(gate) * up
+  virtual void gated_activation(const TensorView& gate, const TensorView& up, Activation activation,
+                                MutableTensorView out, const Stream&) = 0;
+
+  /// Rotates the first 2 * cos.dim(1) elements of every head in place, halves paired (x[i], x[i +
+  /// half]). x [num_tokens, num_heads, head_dim], cos/sin [num_positions, half] f32, positions
+  /// [num_tokens].
+  virtual void rope(MutableTensorView x, std::span<const int32_t> positions, const TensorView& cos,
+                    const TensorView& sin, const Stream&) = 0;
+
+  /// Writes x [num_tokens, num_kv_heads, head_dim] into cache [num_slots, num_kv_heads, max_tokens,
+  /// head_dim].
+  virtual void store_kv(const TensorView& x, std::span<const SequenceSpan> sequences,
+                        MutableTensorView cache, const Stream&) = 0;
+
+  /// Causal attention of the new tokens over the cache; query heads share KV heads in equal groups.
+  /// A row's result does not depend on the other rows.
+  virtual void attention(const AttentionArgs& args, Workspace&, const Stream&) = 0;
+  virtual size_t attention_workspace_bytes(int64_t num_tokens, int64_t max_context,
+                                           int num_threads) const = 0;
+
+  /// logits [num_tokens, E] f32 -> top_k_index [num_tokens, k] i32 (distinct, in range, best first;
+  /// ties to the lower id; NaN logits count as minus infinity, so a row with some NaN still routes
+  /// to its finite experts), top_k_weights [num_tokens, k] f32. correction_bias [E] f32 or absent.
+  virtual void route(const TensorView& logits, const TensorView& correction_bias,
+                     const RouterOptions& options, MutableTensorView top_k_index,
+                     MutableTensorView top_k_weights, const Stream&) = 0;
+};
+
+/// The ops of a kind of device. Throws Unsupported when this build has none for it.
+DenseOps& dense_ops(DeviceType device);
+
+}  // namespace cadre

@@ -1,0 +1,32 @@
+#include "cadre/storage_format.h"
+
+#include <array>
+
+#include "core/check.h"
+
+namespace cadre {
+
+std::string_view name_of(StorageFormat format) {
+  static constexpr std::array<std::string_view, kNumStorageFormats> kNames = {
+      "float32", "float16", "bfloat16", "fp8", "fp8-tensor", "mxfp8", "fp4"};
+  const auto i = static_cast<size_t>(format);
+  CADRE_ASSERT(i < kNames.size());
+  return kNames[i];
+}
+
+std::optional<StorageFormat> plain_format(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return StorageFormat::kF32;
+    case DType::kF16:
+      return StorageFormat::kF16;
+    case DType::kBF16:
+      return StorageFormat::kBF16;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_quantized(StorageFormat format) { return format > StorageFormat::kBF16; }
+
+}  // namespace cadre
