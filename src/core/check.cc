@@ -6,10 +6,9 @@
 
 namespace cadre {
 
-void check_failed(const char* expression, std::source_location where) {
+void check_failed(const char* expression, const char* file, int line, const char* function) {
   throw std::logic_error(str_cat("internal error (please report it): ", expression,
-                                 " does not hold at ", where.file_name(), ":", where.line(), " in ",
-                                 where.function_name()));
+                                 " does not hold at ", file, ":", line, " in ", function));
 }
 
 }  // namespace cadre

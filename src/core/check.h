@@ -2,20 +2,18 @@
 // with five answers).
 #pragma once
 
-#include <source_location>
-
 namespace cadre {
 
 /// Throws std::logic_error with expression and place.
-[[noreturn]] void check_failed(const char* expression,
-                               std::source_location where = std::source_location::current());
+[[noreturn]] void check_failed(const char* expression, const char* file, int line,
+                               const char* function);
 
 }  // namespace cadre
 
-/// Always on.
-#define CADRE_ASSERT(condition)                          \
-  do {                                                   \
-    if (!(condition)) ::cadre::check_failed(#condition); \
+/// Always on. (clang 14 has no std::source_location: hence the macros.)
+#define CADRE_ASSERT(condition)                                                        \
+  do {                                                                                 \
+    if (!(condition)) ::cadre::check_failed(#condition, __FILE__, __LINE__, __func__); \
   } while (false)
 
 /// On in debug and sanitizer builds: for inner loops.
