@@ -16,7 +16,7 @@
 #include "cadre/dtype.h"
 #include "cadre/experts.h"
 #include "cadre/tensor.h"
-#include "cadre/tokenizer.h"
+#include "cadre/token_id.h"
 
 namespace cadre {
 

@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-namespace cadre {
+#include "cadre/token_id.h"
 
-using TokenId = int32_t;
+namespace cadre {
 
 class Tokenizer {
  public:
