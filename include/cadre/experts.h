@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/activation.h"
 #include "cadre/device.h"
 #include "cadre/dtype.h"
 #include "cadre/storage_format.h"
@@ -25,19 +26,6 @@
 #include "cadre/workspace.h"
 
 namespace cadre {
-
-/// The activation inside an expert, by Transformers' `hidden_act` names.
-enum class Activation : uint8_t {
-  kSilu,      // "silu", "swish": x * sigmoid(x)
-  kGelu,      // "gelu": x * Phi(x), exact
-  kGeluTanh,  // "gelu_pytorch_tanh", "gelu_new": the tanh approximation
-  kRelu,      // "relu"
-  kRelu2,     // "relu2": max(x, 0)^2
-};
-
-std::string_view name_of(Activation activation);
-/// Throws Unsupported, listing the known names, when `hidden_act` is none of them.
-Activation parse_activation(std::string_view hidden_act);
 
 /// What the model fixes about its experts. With a gate, h = act(gate) * up; without, h = act(up).
 /// `swiglu_limit` L alone: gate = min(gate, L), up = clamp(up, -L, L) before the activation.

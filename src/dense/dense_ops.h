@@ -9,7 +9,8 @@
 #include <optional>
 #include <span>
 
-#include "cadre/experts.h"
+#include "cadre/activation.h"
+#include "cadre/dtype.h"
 #include "cadre/stream.h"
 #include "cadre/tensor.h"
 #include "cadre/workspace.h"
