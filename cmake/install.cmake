@@ -8,7 +8,8 @@ file(GLOB public_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/cadre/*
 target_sources(cadre PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/include FILES ${public_headers})
 set_target_properties(cadre PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
 
-# A consumer links the same static libraries; the package file makes these two targets.
+# A consumer compiles as C++20 and links the same static libraries; the package file makes these two targets.
+target_compile_features(cadre PUBLIC cxx_std_20)
 target_link_libraries(cadre PUBLIC $<INSTALL_INTERFACE:cadre::pcre2> $<INSTALL_INTERFACE:cadre::utf8proc>)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cadre)

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Holds the ladder of layers: an #include may only point to the left.
+
+    core <- quant <- {experts, dense, io}
+    {experts, dense} <- {backends, parallel}
+    {experts, dense, parallel} <- layers
+    {io, layers} <- models <- generation <- {cli, python}
+
+A backend sees core, quant, experts, dense, itself and its own device's kernels/, never a sibling; nobody
+includes anything from backends/. Public headers include public headers only. Tests (*_test.cc, tests/, fuzz/,
+bench/) link the whole library and may include anything but a backend's insides other than their own;
+examples/ see the public headers alone.
+
+    scripts/check_layers.py [ROOT]     prints each wrong include; exit status 1 when there is one
+"""
+import re
+import sys
+from pathlib import Path
+
+# What each layer may include directly; what those may include follows.
+DIRECT = {
+    "core": [],
+    "quant": ["core"],
+    "experts": ["quant"],
+    "dense": ["quant"],
+    "io": ["quant"],
+    "backends": ["experts", "dense"],
+    "parallel": ["experts", "dense"],
+    "layers": ["experts", "dense", "parallel"],
+    "models": ["io", "layers"],
+    "generation": ["models"],
+    "cli": ["generation"],
+    "python": ["generation"],
+}
+
+# The layer that each public header belongs to. A new header needs a line here.
+PUBLIC = {
+    "activation.h": "core", "allocator.h": "core", "device.h": "core", "dtype.h": "core", "error.h": "core",
+    "float16.h": "core", "function_ref.h": "core", "stream.h": "core", "tensor.h": "core",
+    "thread_pool.h": "core", "token_id.h": "core", "version.h": "core", "workspace.h": "core",
+    "storage_format.h": "quant",
+    "experts.h": "experts",
+    "model.h": "models",
+    "generation.h": "generation", "tokenizer.h": "generation",
+    "cadre.h": "generation",  # includes them all
+}
+
+SOURCES = {".h", ".cc", ".cpp", ".cu", ".cuh"}
+FREE = {"tests", "fuzz", "bench"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+
+
+def allowed_layers(layer):
+    """The layer itself and all to its left."""
+    seen = {layer}
+    todo = [layer]
+    while todo:
+        for left in DIRECT[todo.pop()]:
+            if left not in seen:
+                seen.add(left)
+                todo.append(left)
+    return seen
+
+
+def layer_of(path):
+    """The layer of a path relative to the root; None for what the table does not name."""
+    parts = path.parts
+    if parts[0] == "src" and len(parts) > 2:
+        return parts[1]
+    if parts[:2] == ("include", "cadre"):
+        return PUBLIC.get(parts[-1])
+    return parts[0]
+
+
+def backend_of(path):
+    """("cpu", "eager") for src/backends/cpu/eager/..., else None."""
+    parts = path.parts
+    return parts[2:4] if parts[:2] == ("src", "backends") and len(parts) > 4 else None
+
+
+def find_include(root, source, name):
+    """The included file relative to the root, or None."""
+    for folder in (source.parent, Path("src"), Path("include"), Path("tests"), Path(".")):
+        candidate = folder / name
+        if (root / candidate).is_file():
+            return Path(*(root / candidate).resolve().relative_to(root.resolve()).parts)
+    return None
+
+
+def wrong(source, target):
+    """Why `source` may not include `target`; None when it may."""
+    top, own, theirs = source.parts[0], backend_of(source), backend_of(target)
+    is_test = top in FREE or source.name.endswith("_test.cc")
+    if theirs and theirs != own and not is_test:
+        if own is None:
+            return "nobody includes a backend; the generated table is the only link"
+        if theirs != (own[0], "kernels"):
+            return "a backend sees itself and its device's kernels/, never a sibling"
+        return None
+    if theirs and theirs == own or is_test:
+        return None
+    if top == "include" or top == "examples":
+        if target.parts[0] not in ("include", top):
+            return f"{top}/ includes public headers only"
+    if top == "examples":
+        return None
+    layer, left = layer_of(source), layer_of(target)
+    for path, found in ((source, layer), (target, left)):
+        if found not in DIRECT:
+            return f"{path} belongs to no layer: add it to the table in scripts/check_layers.py"
+    if left not in allowed_layers(layer):
+        return f"{layer} may not see {left}"
+    return None
+
+
+def check(root):
+    """All wrong includes as "file:line: message", and the number of includes looked at."""
+    errors, count = [], 0
+    for top in ("include", "src", "cli", "python", "examples", "tests", "fuzz", "bench"):
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix not in SOURCES:
+                continue
+            source = path.relative_to(root)
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                match = INCLUDE.match(line)
+                if not match:
+                    continue
+                count += 1
+                target = find_include(root, source, match[1])
+                reason = wrong(source, target) if target else "no such file in src/ or include/"
+                if reason:
+                    errors.append(f'{source}:{number}: #include "{match[1]}": {reason}')
+    return errors, count
+
+
+def main():
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
+    errors, count = check(root)
+    for error in errors:
+        print(error)
+    if count == 0:
+        print(f"{root}: no #include found: wrong folder?")
+        return 1
+    print(f"check_layers: {count} includes, {len(errors)} wrong")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
