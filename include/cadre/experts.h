@@ -41,8 +41,8 @@ struct ExpertsConfig {
   bool has_bias = false;        // biases on both projections
   bool is_transposed = false;   // fused tensors are [E, K, N] instead of [E, N, K]
   bool is_concatenated = true;  // rows [all gate; all up]; false: [g0, u0, g1, u1, ...]
-  std::optional<float> swiglu_limit;
-  std::optional<float> swiglu_alpha;
+  std::optional<float> swiglu_limit = {};
+  std::optional<float> swiglu_alpha = {};
 };
 
 /// Throws InvalidArgument naming the field when a size is not positive, k > E, a limit is not
@@ -90,10 +90,10 @@ struct ExpertsWeights {
 /// H]. The last dimension must have stride 1; the others may have any (an expert stride above N * K
 /// is fine).
 struct FusedExperts {
-  TensorView gate_up_proj;
-  TensorView down_proj;
-  TensorView gate_up_proj_bias;
-  TensorView down_proj_bias;
+  TensorView gate_up_proj = {};
+  TensorView down_proj = {};
+  TensorView gate_up_proj_bias = {};
+  TensorView down_proj_bias = {};
 };
 
 /// Throws InvalidArgument naming the tensor, both shapes and both dtypes when one does not fit the
@@ -122,11 +122,11 @@ struct RoutedTokens {
 
 /// The question that a backend answers before any weight is loaded.
 struct ExpertsQuery {
-  ExpertsConfig config;
-  Device device;
+  ExpertsConfig config = {};
+  Device device = {};
   DType compute_dtype = DType::kBF16;
   StorageFormat format = StorageFormat::kBF16;
-  ScaleLayout scale_layout;
+  ScaleLayout scale_layout = {};
   ActivationScheme activation_scheme = ActivationScheme::kNone;
   int ep_size = 1;  // ranks of the expert-parallel group
 };

@@ -48,8 +48,8 @@ enum class FinishReason : uint8_t { kEos, kLength, kStopped };
 
 struct GenerationOptions {
   int64_t max_new_tokens = 64;
-  SamplingOptions sampling;
-  std::vector<TokenId> eos_token_ids;  // stop at any of these
+  SamplingOptions sampling = {};
+  std::vector<TokenId> eos_token_ids = {};  // stop at any of these
   bool ignore_eos = false;
 };
 

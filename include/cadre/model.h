@@ -30,14 +30,14 @@ using ProgressCallback = std::function<void(std::string_view what, int64_t done,
 
 struct LoadOptions {
   /// Empty: "grouped_mm" where it can run, else "eager". {{"", "batched_mm"}} sets the whole model.
-  ExpertsImplementation experts_implementation;
-  Device device;
-  std::optional<DType> dtype;  // compute dtype; empty: the checkpoint's
-  bool dequantize = false;     // FineGrainedFP8Config{.dequantize = true}
+  ExpertsImplementation experts_implementation = {};
+  Device device = {};
+  std::optional<DType> dtype = {};  // compute dtype; empty: the checkpoint's
+  bool dequantize = false;          // FineGrainedFP8Config{.dequantize = true}
   Prepack prepack = Prepack::kAuto;
-  int num_threads = 0;   // 0: default_num_threads()
-  std::string revision;  // of a hub id; empty: refs/main
-  ProgressCallback progress;
+  int num_threads = 0;        // 0: default_num_threads()
+  std::string revision = {};  // of a hub id; empty: refs/main
+  ProgressCallback progress = {};
 };
 
 /// What is known of a model without running it.
@@ -82,9 +82,8 @@ enum class LogitsRows : uint8_t { kLastOfEach, kAll };
 /// New tokens of some or all sequences of a cache. Sequences may have different numbers of new
 /// tokens.
 struct ForwardInput {
-  std::span<const TokenId> token_ids;  // all new tokens, sequence after sequence
-  std::span<const int64_t>
-      num_tokens;  // [num_sequences] new tokens of each; 0 = skip this sequence
+  std::span<const TokenId> token_ids;   // all new tokens, sequence after sequence
+  std::span<const int64_t> num_tokens;  // [num_sequences] of each; 0 = skip this sequence
   LogitsRows rows = LogitsRows::kLastOfEach;
 };
 
@@ -102,8 +101,8 @@ struct MoeLayerRecord {
 struct MoeHooks {
   /// May overwrite ids and weights in place: routing replay.
   std::function<void(int64_t layer, MutableTensorView top_k_index, MutableTensorView top_k_weights)>
-      on_routing;
-  std::function<void(const MoeLayerRecord&)> on_output;
+      on_routing = {};
+  std::function<void(const MoeLayerRecord&)> on_output = {};
 };
 
 class Model {
