@@ -48,6 +48,10 @@ std::string join(const Range& items, std::string_view separator = ", ") {
   return out.str();
 }
 
+/// A text from outside as a message shows it: in double quotes, control characters as "\\x1b", cut
+/// after 200 bytes ("...").
+std::string quote(std::string_view text);
+
 /// Bytes for people: "512 bytes", "1.50 GiB".
 std::string format_bytes(size_t bytes);
 

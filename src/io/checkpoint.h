@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +19,8 @@
 namespace cadre {
 
 /// A folder as it is; else a hub id ("owner/name") looked up in the local hub cache: $HF_HUB_CACHE,
-/// $HF_HOME/hub, ~/.cache/huggingface/hub, at refs/main or `revision` (a branch, tag or commit).
+/// $HF_HOME/hub, $XDG_CACHE_HOME/huggingface/hub, ~/.cache/huggingface/hub (the first that is set),
+/// at refs/main or `revision` (a branch, tag or commit).
 /// Throws CheckpointError saying where was looked and how to get the model. Refuses ids and
 /// revisions that would leave the cache ("..", absolute paths).
 std::filesystem::path resolve_model_path(const std::string& path_or_id,
@@ -34,7 +36,8 @@ class Checkpoint {
  public:
   /// Maps all shards and checks them against the index: a shard that is missing, a tensor that the
   /// index places elsewhere, that is in two shards or in no shard is a CheckpointError that names
-  /// it. A folder without weights is one too, and says what was looked for.
+  /// it. A tensor that a shard holds and the index does not list is taken as it is. A folder
+  /// without weights is one too, and says what was looked for.
   static Checkpoint open(const std::filesystem::path& folder);
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -49,6 +52,11 @@ class Checkpoint {
   std::shared_ptr<const void> owner() const { return owner_; }
 
  private:
+  // `weight_map`: tensor name -> file, from the index; empty without one.
+  void add_shards(const std::set<std::string>& files,
+                  const std::map<std::string, std::string>& weight_map);
+  void add_to_index(size_t i, const std::map<std::string, std::string>& weight_map);
+
   std::filesystem::path folder_;
   std::shared_ptr<const ConfigReader> config_;
   std::optional<ConfigReader> generation_config_;

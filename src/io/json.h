@@ -61,6 +61,7 @@ class ConfigReader {
   ConfigReader(std::shared_ptr<const Json> root, const Json* node, std::string origin,
                std::string prefix);
   const Json* find(std::string_view key) const;  // null when absent
+  const Json& at(std::string_view key, std::string_view expected) const;
 
   std::shared_ptr<const Json> root_;
   const Json* node_;

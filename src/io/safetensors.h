@@ -48,6 +48,7 @@ class SafetensorsFile {
   const std::filesystem::path& path() const { return map_->path(); }
   /// Keeps the views valid.
   std::shared_ptr<const void> owner() const { return map_; }
+  size_t file_bytes() const { return map_->bytes().size(); }
 
   const SafetensorsEntry* find(std::string_view name) const;  // null when absent
   TensorView view(const SafetensorsEntry& entry) const;
@@ -66,8 +67,11 @@ struct NamedTensor {
 };
 
 /// Writes a file beside `path` and renames it over `path` when it is complete and flushed, so a
-/// failure leaves what was there. Throws Error naming the path and the system's reason (disk full,
-/// permission).
+/// failure leaves what was there. A target that is no regular file (/dev/stdout, a pipe) is written
+/// to directly. Tensors are stored widest element first, so that each is aligned to its element
+/// size. Throws Error naming the path, the bytes and the system's reason (disk full, permission);
+/// InvalidArgument for a name twice, a name that is not UTF-8 or a tensor that is not contiguous on
+/// the CPU.
 void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

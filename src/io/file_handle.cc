@@ -1,0 +1,44 @@
+#include "io/file_handle.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "cadre/error.h"
+#include "core/str_cat.h"
+
+namespace cadre {
+
+int FileHandle::close() noexcept {
+  if (fd_ < 0) return 0;
+  // Not repeated on EINTR: Linux has released the descriptor by then.
+  return ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
+}
+
+std::string errno_text(int error) { return std::generic_category().message(error); }
+
+InputFile open_input_file(const std::filesystem::path& path) {
+  InputFile file{FileHandle(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
+  if (!file.handle) {
+    const int error = errno;
+    throw CheckpointError(str_cat("cannot open ", path.string(), ": ", errno_text(error),
+                                  error == ENOENT ? "; check the path or fetch the file again"
+                                                  : "; check the file's permissions"));
+  }
+  struct stat status {};
+  if (::fstat(file.handle.get(), &status) != 0) {
+    throw CheckpointError(str_cat("cannot read ", path.string(), ": ", errno_text(errno)));
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw CheckpointError(str_cat("cannot read ", path.string(), ": expected a regular file, got ",
+                                  S_ISDIR(status.st_mode) ? "a folder" : "a device or pipe",
+                                  "; give the path of a file"));
+  }
+  file.bytes = status.st_size;
+  return file;
+}
+
+}  // namespace cadre

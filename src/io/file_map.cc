@@ -1,0 +1,34 @@
+#include "io/file_map.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "cadre/error.h"
+#include "core/str_cat.h"
+#include "io/file_handle.h"
+
+namespace cadre {
+
+std::shared_ptr<const FileMap> FileMap::open(const std::filesystem::path& path) {
+  const InputFile file = open_input_file(path);
+  if (file.bytes == 0) {
+    throw CheckpointError(
+        str_cat("cannot map ", path.string(), ": the file is empty; fetch it again"));
+  }
+  const auto size = static_cast<size_t>(file.bytes);
+  void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.handle.get(), 0);
+  if (memory == MAP_FAILED) {
+    const int error = errno;
+    throw CheckpointError(str_cat("cannot map ", path.string(), " (", format_bytes(size),
+                                  "): ", errno_text(error),
+                                  "; raise the address-space limit (ulimit -v) or use a local "
+                                  "file system"));
+  }
+  return std::shared_ptr<const FileMap>(
+      new FileMap(path, {static_cast<const std::byte*>(memory), size}));
+}
+
+FileMap::~FileMap() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
+
+}  // namespace cadre
