@@ -1,12 +1,12 @@
 // The dense operations around the experts, one implementation per kind of device. Layers are
-// written on this interface alone. All tensors lie on the ops' device. Activations are [num_tokens,
-// ...] in the compute dtype; every op computes in float32 and rounds once.
+// written on this interface alone. All tensors lie on the ops' device, spans lie on the host.
+// Activations are [num_tokens, ...], float32, bfloat16 or float16, rows contiguous; every op
+// computes in float32 and rounds once. On the CPU a row's result has the same bits whatever rows
+// are computed with it and whatever the number of threads. No op allocates.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <span>
 
 #include "cadre/activation.h"
@@ -23,8 +23,8 @@ struct LinearWeights {
   TensorView bias;    // [N]; absent = none
 };
 
-/// How router logits become k experts and their weights. Sources: the families' reference code, see
-/// facts in docs/adding_a_model.md.
+/// How router logits become scores. The method is always explicit: what a checkpoint means cannot
+/// be guessed from its shapes.
 enum class RouterScore : uint8_t {
   kSoftmaxThenTopK,  // probabilities over all experts, then the k largest
   kTopKThenSoftmax,  // the k largest logits, softmax over these
@@ -32,14 +32,20 @@ enum class RouterScore : uint8_t {
   kSqrtSoftplus,     // sqrt(softplus(x)), same use of the bias
 };
 
+/// What a group of experts is worth in group-limited routing.
+enum class GroupScore : uint8_t { kMax, kSumOfTopTwo };
+
 struct RouterOptions {
   RouterScore score = RouterScore::kSoftmaxThenTopK;
   bool normalize = false;    // divide the k weights by their sum
   float scaling_factor = 1;  // multiplied in last; this is its only owner
-  int64_t num_groups =
-      1;  // group-limited routing: E is cut into groups, only the best topk_groups take part
+  int64_t num_groups = 1;    // E is cut into equal groups, only the best topk_groups take part
   int64_t topk_groups = 1;
+  GroupScore group_score = GroupScore::kMax;
 };
+
+/// Throws InvalidArgument when the groups do not divide E or hold fewer than k experts.
+void validate(const RouterOptions& options, int64_t num_experts, int64_t top_k);
 
 /// Where the new tokens of one sequence go: rows [first_row, first_row + num_tokens) of the
 /// activations, at positions [past, past + num_tokens) of cache slot `slot`.
@@ -50,10 +56,15 @@ struct SequenceSpan {
   int64_t past = 0;
 };
 
+struct AttentionShape {
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+};
+
 struct AttentionArgs {
-  TensorView q;  // [num_tokens, num_heads, head_dim]
-  TensorView
-      keys;  // [num_slots, num_kv_heads, max_tokens, head_dim] the cache, new tokens included
+  TensorView q;       // [num_tokens, num_heads, head_dim]
+  TensorView keys;    // [num_slots, num_kv_heads, max_tokens, head_dim] new tokens included
   TensorView values;  // the same
   std::span<const SequenceSpan> sequences;
   float scale = 1;
@@ -65,62 +76,66 @@ class DenseOps {
  public:
   virtual ~DenseOps() = default;
 
+  /// out may be float32 whatever the dtype of x.
   virtual void linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,
-                      Workspace&, const Stream&) = 0;
+                      Workspace& workspace, const Stream& stream) = 0;
   virtual size_t linear_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
                                         int num_threads) const = 0;
 
-  /// out[t] = table[ids[t]], rounded to out's dtype. Ids must be inside the table (the caller has
-  /// checked).
+  /// out[t] = table[ids[t]]. Ids must be inside the table (the caller has checked).
   virtual void embedding(std::span<const int32_t> ids, const TensorView& table,
-                         MutableTensorView out, const Stream&) = 0;
+                         MutableTensorView out, const Stream& stream) = 0;
+
+  /// out[i] = x[rows[i]]
+  virtual void gather_rows(const TensorView& x, std::span<const int32_t> rows,
+                           MutableTensorView out, const Stream& stream) = 0;
 
   /// out = x / rms(x) * weight over the last dimension; in place (out == x) is fine.
   virtual void rms_norm(const TensorView& x, const TensorView& weight, float eps,
-                        MutableTensorView out, const Stream&) = 0;
-
-  /// residual += x, then out = rms_norm(residual).
-  virtual void add_rms_norm(MutableTensorView residual, const TensorView& x,
-                            const TensorView& weight, float eps, MutableTensorView out,
-                            const Stream&) = 0;
+                        MutableTensorView out, const Stream& stream) = 0;
 
   /// y += x
-  virtual void add(MutableTensorView y, const TensorView& x, const Stream&) = 0;
+  virtual void add(MutableTensorView y, const TensorView& x, const Stream& stream) = 0;
 
   /// y += x * sigmoid(gate[t]) with gate [num_tokens, 1] f32
   virtual void add_sigmoid_gated(MutableTensorView y, const TensorView& x, const TensorView& gate,
-                                 const Stream&) = 0;
+                                 const Stream& stream) = 0;
 
   /// x = clamp(x, -limit, limit)
-  virtual void clamp(MutableTensorView x, float limit, const Stream&) = 0;
+  virtual void clamp(MutableTensorView x, float limit, const Stream& stream) = 0;
 
   /// out = act(gate) * up
   virtual void gated_activation(const TensorView& gate, const TensorView& up, Activation activation,
-                                MutableTensorView out, const Stream&) = 0;
+                                MutableTensorView out, const Stream& stream) = 0;
 
-  /// Rotates the first 2 * cos.dim(1) elements of every head in place, halves paired (x[i], x[i +
-  /// half]). x [num_tokens, num_heads, head_dim], cos/sin [num_positions, half] f32, positions
-  /// [num_tokens].
-  virtual void rope(MutableTensorView x, std::span<const int32_t> positions, const TensorView& cos,
-                    const TensorView& sin, const Stream&) = 0;
+  /// cos and sin [num_tokens, half] f32 of positions[t] * inverse_frequencies[i], the angle rounded
+  /// to float32 as in training, times `scale`.
+  virtual void rope_angles(std::span<const int32_t> positions,
+                           std::span<const float> inverse_frequencies, float scale,
+                           MutableTensorView cos, MutableTensorView sin, const Stream& stream) = 0;
+
+  /// Rotates the first 2 * half elements of every head in place, halves paired (x[i], x[i + half]).
+  /// x [num_tokens, num_heads, head_dim], cos and sin [num_tokens, half] f32.
+  virtual void rope(MutableTensorView x, const TensorView& cos, const TensorView& sin,
+                    const Stream& stream) = 0;
 
   /// Writes x [num_tokens, num_kv_heads, head_dim] into cache [num_slots, num_kv_heads, max_tokens,
-  /// head_dim].
+  /// head_dim] of the same dtype.
   virtual void store_kv(const TensorView& x, std::span<const SequenceSpan> sequences,
-                        MutableTensorView cache, const Stream&) = 0;
+                        MutableTensorView cache, const Stream& stream) = 0;
 
   /// Causal attention of the new tokens over the cache; query heads share KV heads in equal groups.
-  /// A row's result does not depend on the other rows.
-  virtual void attention(const AttentionArgs& args, Workspace&, const Stream&) = 0;
-  virtual size_t attention_workspace_bytes(int64_t num_tokens, int64_t max_context,
-                                           int num_threads) const = 0;
+  virtual void attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) = 0;
+  virtual size_t attention_workspace_bytes(const AttentionShape& shape, int num_threads) const = 0;
 
   /// logits [num_tokens, E] f32 -> top_k_index [num_tokens, k] i32 (distinct, in range, best first;
   /// ties to the lower id; NaN logits count as minus infinity, so a row with some NaN still routes
   /// to its finite experts), top_k_weights [num_tokens, k] f32. correction_bias [E] f32 or absent.
   virtual void route(const TensorView& logits, const TensorView& correction_bias,
                      const RouterOptions& options, MutableTensorView top_k_index,
-                     MutableTensorView top_k_weights, const Stream&) = 0;
+                     MutableTensorView top_k_weights, Workspace& workspace,
+                     const Stream& stream) = 0;
+  virtual size_t route_workspace_bytes(int64_t num_experts, int num_threads) const = 0;
 };
 
 /// The ops of a kind of device. Throws Unsupported when this build has none for it.

@@ -1,0 +1,21 @@
+#include "backends/cpu/dense/cpu_dense_ops.h"
+#include "backends/cpu/kernels/matmul.h"
+
+namespace cadre::cpu {
+
+void CpuDenseOps::linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,
+                         Workspace& workspace, const Stream& stream) {
+  matmul({x, weights.weight, weights.bias, out}, workspace, *stream.threads);
+}
+
+size_t CpuDenseOps::linear_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
+                                           int num_threads) const {
+  return matmul_workspace_bytes(num_tokens, k, compute_dtype, num_threads);
+}
+
+DenseOps& dense_ops() {
+  static CpuDenseOps ops;
+  return ops;
+}
+
+}  // namespace cadre::cpu
