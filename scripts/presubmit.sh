@@ -58,7 +58,7 @@ for name in ${only//,/ } ${skip//,/ }; do
   is_in "$name" "$(IFS=,; echo "${stages[*]}")" || die "unknown stage $name; there are: ${stages[*]}"
 done
 
-ensure_packages "${build_packages[@]}" "${test_packages[@]}" "${check_packages[@]}"
+ensure_packages "${build_packages[@]}" "${check_packages[@]}"
 report=
 failed=0
 for name in "${stages[@]}"; do

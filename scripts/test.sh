@@ -4,7 +4,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source scripts/lib/packages.sh
 
-ensure_packages "${build_packages[@]}" "${test_packages[@]}"
+ensure_packages "${build_packages[@]}"
 build ci
 say "running the tests"
 ctest --preset ci -j "$jobs" "$@" </dev/null

@@ -1,10 +1,9 @@
 # Debian packages: which ones each job needs, and their installation. Sourced after common.sh.
 
 build_packages=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev
-  libgtest-dev librapidcheck-dev)
-test_packages=(python3)
-check_packages=(git python3 clang-format-14 clang-14 libclang-rt-14-dev)
-tidy_packages=(clang-tidy-19 clang-tools-19 python3)
+  libgtest-dev librapidcheck-dev python3)
+check_packages=(git clang-format-14 clang-14 libclang-rt-14-dev)
+tidy_packages=(clang-tidy-19)
 
 # Prints those of the named packages that are not installed.
 missing_packages() {
