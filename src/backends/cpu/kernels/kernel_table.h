@@ -1,0 +1,118 @@
+// What one instruction set brings: a table of plain functions over plain structs.
+//
+// The translation units behind it are compiled with their own -m flags, so they include nothing but
+// this header and intrinsics: an inline function shared with the rest of the program could be
+// emitted there with instructions that the machine lacks, and the linker may keep that copy.
+#pragma once
+
+#include <stdint.h>
+
+namespace cadre::cpu {
+
+/// Columns of a panel and k of a chunk: the unit in which weights pass through scratch memory.
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kChunk = 128;
+/// Bytes of a packed chunk of a panel, for the widest of the panel types.
+inline constexpr int kPanelBytes = kPanelColumns * kChunk * 4;
+
+enum class Element : uint8_t { kF32, kF16, kBF16 };
+
+/// A block of weights: `columns` of n by `k` of k, element (n, k) at weights + (n * row_stride + k
+/// * col_stride) elements, any alignment.
+struct PackArgs {
+  const void* weights;
+  int64_t row_stride;
+  int64_t col_stride;
+  Element type;            // of the weights
+  Element compute;         // weights with more precision than this are rounded to it
+  int columns;             // 1 to width
+  int width;               // columns of the panel to write, a multiple of 16; the rest becomes zero
+  int k;                   // 1 to kChunk
+  int first_column;        // where in the panel, a multiple of 16
+  int64_t prefetch_ahead;  // bytes ahead of each row's loads to prefetch; 0 = none
+  void* panel;             // kPanelBytes
+};
+
+/// acc[r][n] (+)= sum over k of rows[r][k] * panel[k][n]: one chunk, summed from zero in ascending
+/// pairs by one accumulator per output, then added.
+struct MultiplyArgs {
+  const void* const* rows;  // element 0 of the chunk in each row, of the table's row type
+  int64_t row_offset;       // elements to add to each pointer
+  int num_rows;
+  int k;              // 1 to kChunk
+  const void* panel;  // as pack wrote it
+  float* acc;         // [num_rows, kPanelColumns]
+  bool first;         // overwrite acc instead of adding
+};
+
+enum class GateKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kScaledSwiglu };
+
+/// h = act(gate + gate_bias) * (up + up_bias), or act(up + up_bias) without a gate, rounded once to
+/// `out_type`. Rows of acc hold gate in columns [0, 32) and up in [32, 64), or 64 columns of up.
+struct GateArgs {
+  const float* acc;
+  int num_rows;
+  int columns;  // valid ones: up to 32 with a gate, 64 without
+  bool has_gate;
+  GateKind kind;
+  float limit;             // +inf = no clamp
+  float alpha;             // kScaledSwiglu only
+  const float* gate_bias;  // [32]
+  const float* up_bias;    // [32] or [64]
+  Element out_type;
+  void* out;           // row 0, first column
+  int64_t out_stride;  // elements
+};
+
+/// out[r][n] = (acc[r][n] + bias[n]) * scale[r], rounded once to `out_type`.
+struct FinishArgs {
+  const float* acc;
+  int num_rows;
+  int columns;          // 1 to kPanelColumns
+  const float* bias;    // [kPanelColumns]; null = none
+  const float* scales;  // [num_rows]; null = none
+  Element out_type;
+  void* const* out;  // [num_rows] first column of each row
+};
+
+/// out[n] = sum of the parts in ascending order, in float32, rounded once. No parts: zeros.
+struct CombineArgs {
+  const float* parts;   // part p at parts + p * part_stride
+  int64_t part_stride;  // elements
+  const uint8_t* used;  // [num_parts]; parts with 0 are not read
+  int64_t num_parts;
+  int64_t columns;
+  Element out_type;
+  void* out;
+};
+
+/// Converts k elements of each row to float32, exactly.
+struct WidenArgs {
+  const void* const* rows;
+  int64_t row_offset;  // elements
+  int num_rows;
+  int k;
+  Element type;
+  float* out;  // [num_rows, kChunk]
+};
+
+struct KernelTable {
+  const char* name;
+  Element row_type;  // what multiply reads: kF32, or kBF16 for the dot-product path
+  int row_tile;      // rows that multiply takes in one go
+  void (*pack)(const PackArgs&);
+  void (*multiply)(const MultiplyArgs&);
+  void (*widen)(const WidenArgs&);
+  void (*gate)(const GateArgs&);
+  void (*finish)(const FinishArgs&);
+  void (*combine)(const CombineArgs&);
+};
+
+extern const KernelTable kPortableKernels;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512Bf16Kernels;  // bfloat16 compute only
+#endif
+
+}  // namespace cadre::cpu

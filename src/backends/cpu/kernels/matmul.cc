@@ -1,0 +1,109 @@
+#include "backends/cpu/kernels/matmul.h"
+
+#include <algorithm>
+
+#include "backends/cpu/kernels/isa.h"
+#include "backends/cpu/kernels/panel_product.h"
+#include "backends/cpu/kernels/scalars.h"
+#include "cadre/error.h"
+#include "core/str_cat.h"
+
+namespace cadre::cpu {
+namespace {
+
+[[noreturn]] void fail(const MatmulArgs& args, std::string_view expected) {
+  throw InvalidArgument(str_cat("matmul: expected ", expected, ", got ", describe("x", args.x),
+                                ", ", describe("weight", args.weight), ", ",
+                                describe("bias", args.bias), ", ", describe("out", args.out)));
+}
+
+void check(const MatmulArgs& args) {
+  if (args.x.rank() != 2 || args.weight.rank() != 2 || args.out.rank() != 2 ||
+      args.x.dim(1) != args.weight.dim(1) || args.x.dim(0) != args.out.dim(0) ||
+      args.weight.dim(0) != args.out.dim(1)) {
+    fail(args, "x [T, K], weight [N, K] and out [T, N]");
+  }
+  if (args.bias && (args.bias.rank() != 1 || args.bias.dim(0) != args.weight.dim(0))) {
+    fail(args, "bias [N]");
+  }
+  if (!is_compute_dtype(args.x.dtype()) || !is_compute_dtype(args.weight.dtype()) ||
+      (args.bias && !is_compute_dtype(args.bias.dtype()))) {
+    fail(args, "float32, bfloat16 or float16 tensors");
+  }
+  if (args.out.dtype() != DType::kF32 && args.out.dtype() != args.x.dtype()) {
+    fail(args, "out in float32 or the dtype of x");
+  }
+  if ((args.x.dim(1) > 1 && args.x.stride(1) != 1) ||
+      (args.out.dim(1) > 1 && args.out.stride(1) != 1)) {
+    fail(args, "x and out with stride 1 in the last dimension");
+  }
+}
+
+class Product {
+ public:
+  Product(const MatmulArgs& args, const KernelTable& kernels)
+      : args_(args),
+        kernels_(kernels),
+        weight_{args.weight.data(), args.weight.stride(0), args.weight.stride(1),
+                element_of(args.weight.dtype())},
+        x_type_(element_of(args.x.dtype())),
+        out_type_(element_of(args.out.dtype())),
+        blocks_(split_rows(args.x.dim(0))) {}
+
+  int64_t num_tasks() const {
+    return blocks_.count * ((args_.weight.dim(0) + kPanelColumns - 1) / kPanelColumns);
+  }
+
+  // Row blocks of one panel follow each other, so the panel's weights stay in cache.
+  void run(int64_t task, const PanelScratch& scratch) const {
+    const int64_t first_row = task % blocks_.count * blocks_.rows_per_block;
+    const int64_t first_column = task / blocks_.count * kPanelColumns;
+    const int rows = static_cast<int>(std::min(blocks_.rows_per_block, args_.x.dim(0) - first_row));
+    const int columns =
+        static_cast<int>(std::min<int64_t>(kPanelColumns, args_.weight.dim(0) - first_column));
+    const void* x[kMaxBlockRows];
+    void* out[kMaxBlockRows];
+    for (int r = 0; r < rows; ++r) {
+      x[r] = static_cast<const char*>(args_.x.data()) +
+             (first_row + r) * args_.x.stride(0) * bytes_of(x_type_);
+      out[r] = static_cast<char*>(args_.out.mutable_data()) +
+               ((first_row + r) * args_.out.stride(0) + first_column) * bytes_of(out_type_);
+    }
+    const PanelPart part{weight_, first_column, columns, 0, kPanelColumns};
+    panel_product(kernels_, {x, rows, x_type_}, args_.x.dim(1), &part, 1, scratch);
+    float bias[kPanelColumns] = {};
+    if (args_.bias) {
+      read_floats(args_.bias.data(), args_.bias.stride(0), element_of(args_.bias.dtype()),
+                  first_column, columns, bias);
+    }
+    kernels_.finish(
+        {scratch.acc, rows, columns, args_.bias ? bias : nullptr, nullptr, out_type_, out});
+  }
+
+ private:
+  const MatmulArgs& args_;
+  const KernelTable& kernels_;
+  PlainMatrix weight_;
+  Element x_type_;
+  Element out_type_;
+  RowBlocks blocks_;
+};
+
+}  // namespace
+
+void matmul(const MatmulArgs& args, Workspace& workspace, ThreadPool& threads) {
+  check(args);
+  if (args.x.dim(1) == 0) fail(args, "K of at least 1");
+  const Workspace::Scope scope(workspace);
+  const Product product(args, kernels_for(active_isa(), args.x.dtype()));
+  const PerThreadScratch scratch(workspace, threads.num_threads());
+  threads.parallel_for(product.num_tasks(),
+                       [&](int64_t task, int thread) { product.run(task, scratch[thread]); });
+}
+
+size_t matmul_workspace_bytes(int64_t /*num_rows*/, int64_t /*k*/, DType /*compute_dtype*/,
+                              int num_threads) {
+  return PerThreadScratch::bytes(num_threads);
+}
+
+}  // namespace cadre::cpu

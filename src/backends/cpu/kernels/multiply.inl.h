@@ -1,0 +1,80 @@
+// The float32 products: a register tile of kRows x kSubPanel outputs over one chunk. Included by
+// the isa_*.cc files after lanes.inl.h; everything has internal linkage.
+
+namespace cadre::cpu {
+namespace {
+
+template <int kRows, int kSubPanel>
+void multiply_tile(const MultiplyArgs& args, int first_row, int first_column) {
+  constexpr int kVectors = kSubPanel / kLanes;
+  const float* x[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    x[r] = static_cast<const float*>(args.rows[first_row + r]) + args.row_offset;
+  }
+  const float* w = static_cast<const float*>(args.panel) + int64_t{first_column} * kChunk;
+  Floats sums[kRows][kVectors] = {};
+  for (int k = 0; k < args.k; ++k, w += kSubPanel) {
+    Floats weights[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) weights[v] = load<Floats>(w + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      float value;
+      __builtin_memcpy(&value, x[r] + k, 4);
+      const Floats xs = broadcast(value);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(xs, weights[v], sums[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    float* acc = args.acc + (first_row + r) * kPanelColumns + first_column;
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v, acc += kLanes) {
+      store(acc, args.first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
+    }
+  }
+}
+
+// Rows that do not fill the last tile.
+template <int kRows, int kSubPanel>
+void multiply_rest(const MultiplyArgs& args, int rows, int first_row, int column) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return multiply_tile<kRows, kSubPanel>(args, first_row, column);
+    multiply_rest<kRows - 1, kSubPanel>(args, rows, first_row, column);
+  }
+}
+
+template <int kRows, int kSubPanel>
+void multiply_floats(const MultiplyArgs& args) {
+  for (int column = 0; column < kPanelColumns; column += kSubPanel) {
+    int row = 0;
+    for (; row + kRows <= args.num_rows; row += kRows) {
+      multiply_tile<kRows, kSubPanel>(args, row, column);
+    }
+    multiply_rest<kRows - 1, kSubPanel>(args, args.num_rows - row, row, column);
+  }
+}
+
+void widen_rows(const WidenArgs& args) {
+  with_type(args.type, [&]<Element kType>() {
+    for (int r = 0; r < args.num_rows; ++r) {
+      const unsigned char* from =
+          static_cast<const unsigned char*>(args.rows[r]) + args.row_offset * size_of(kType);
+      float* to = args.out + r * kChunk;
+      int k = 0;
+      for (; k + kLanes <= args.k; k += kLanes) {
+        store(to + k, load_as_float<kType>(from + k * size_of(kType)));
+      }
+      if (k == args.k) continue;
+      unsigned char tail[kLanes * 4] = {};
+      __builtin_memcpy(tail, from + k * size_of(kType),
+                       static_cast<unsigned>((args.k - k) * size_of(kType)));
+      store(to + k, load_as_float<kType>(tail));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cadre::cpu

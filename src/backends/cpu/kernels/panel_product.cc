@@ -1,0 +1,83 @@
+#include "backends/cpu/kernels/panel_product.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace cadre::cpu {
+namespace {
+
+constexpr size_t kAccBytes = size_t{kMaxBlockRows} * kPanelColumns * sizeof(float);
+constexpr size_t kWideBytes = size_t{kMaxBlockRows} * kChunk * sizeof(float);
+
+void pack_part(const KernelTable& kernels, const PanelPart& part, Element compute, int64_t k0,
+               int k, void* panel) {
+  const PlainMatrix& m = part.matrix;
+  PackArgs args{};
+  args.weights = static_cast<const char*>(m.data) + byte_offset(m, part.begin, k0);
+  args.row_stride = m.row_stride;
+  args.col_stride = m.col_stride;
+  args.type = m.type;
+  args.compute = compute;
+  args.columns = part.count;
+  args.width = part.width;
+  args.k = k;
+  args.first_column = part.at;
+  args.prefetch_ahead = int64_t{kChunk} * (m.type == Element::kF32 ? 4 : 2);
+  args.panel = panel;
+  kernels.pack(args);
+}
+
+}  // namespace
+
+RowBlocks split_rows(int64_t rows) {
+  if (rows <= kMaxBlockRows) return {rows > 0 ? 1 : 0, rows};
+  constexpr int64_t kTile = 12;  // a multiple of every row tile
+  const int64_t blocks = (rows + kMaxBlockRows - 1) / kMaxBlockRows;
+  const int64_t even = (rows + blocks - 1) / blocks;
+  const int64_t size = (even + kTile - 1) / kTile * kTile;
+  return {(rows + size - 1) / size, size};
+}
+
+size_t PanelScratch::bytes() {
+  return Workspace::padded(kPanelBytes) + Workspace::padded(kAccBytes) +
+         Workspace::padded(kWideBytes);
+}
+
+PanelScratch PanelScratch::take(Workspace& workspace) {
+  return {workspace.allocate(kPanelBytes), static_cast<float*>(workspace.allocate(kAccBytes)),
+          static_cast<float*>(workspace.allocate(kWideBytes))};
+}
+
+PerThreadScratch::PerThreadScratch(Workspace& workspace, int num_threads)
+    : all_(workspace.allocate<PanelScratch>(num_threads)) {
+  for (int i = 0; i < num_threads; ++i) all_[i] = PanelScratch::take(workspace);
+}
+
+size_t PerThreadScratch::bytes(int num_threads) {
+  const auto count = static_cast<size_t>(num_threads);
+  return Workspace::padded(count * sizeof(PanelScratch)) + count * PanelScratch::bytes();
+}
+
+void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
+                   const PanelPart* parts, int num_parts, const PanelScratch& scratch) {
+  CADRE_DCHECK(rows.count <= kMaxBlockRows);
+  const bool widen = rows.type != kernels.row_type;
+  const void* wide_rows[kMaxBlockRows];
+  if (widen) {
+    for (int r = 0; r < rows.count; ++r) wide_rows[r] = scratch.wide_rows + int64_t{r} * kChunk;
+  }
+  for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
+    const int count = static_cast<int>(std::min<int64_t>(kChunk, k - k0));
+    for (int p = 0; p < num_parts; ++p) {
+      pack_part(kernels, parts[p], rows.type, k0, count, scratch.panel);
+    }
+    if (widen) {
+      kernels.widen({rows.rows, k0, rows.count, count, rows.type, scratch.wide_rows});
+    }
+    kernels.multiply({widen ? wide_rows : rows.rows, widen ? 0 : k0, rows.count, count,
+                      scratch.panel, scratch.acc, k0 == 0});
+  }
+}
+
+}  // namespace cadre::cpu

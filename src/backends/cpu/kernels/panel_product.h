@@ -1,0 +1,80 @@
+// The product that all CPU work is made of: some rows times one panel of weight columns, over the
+// whole of K, in the order of summation of docs/numerics.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/kernels/kernel_table.h"
+#include "cadre/workspace.h"
+
+namespace cadre::cpu {
+
+/// Rows that share one packing of the weights; more are split into blocks of equal size.
+inline constexpr int64_t kMaxBlockRows = 192;
+
+/// How `rows` rows are cut: blocks of `rows_per_block`, the last may be shorter.
+struct RowBlocks {
+  int64_t count = 0;
+  int64_t rows_per_block = 0;
+};
+
+RowBlocks split_rows(int64_t rows);
+
+/// A logical [N, K] matrix of a plain format; element (n, k) at data + n * row_stride + k *
+/// col_stride elements, any alignment.
+struct PlainMatrix {
+  const void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t col_stride = 1;
+  Element type = Element::kF32;
+};
+
+/// Columns [begin, begin + count) of a matrix, to be put into a panel from column `at`, which gets
+/// `width` columns.
+struct PanelPart {
+  PlainMatrix matrix;
+  int64_t begin = 0;
+  int count = 0;
+  int at = 0;
+  int width = kPanelColumns;
+};
+
+/// One thread's scratch memory: never shared, reused from task to task.
+struct PanelScratch {
+  void* panel = nullptr;       // kPanelBytes
+  float* acc = nullptr;        // [kMaxBlockRows, kPanelColumns]
+  float* wide_rows = nullptr;  // [kMaxBlockRows, kChunk], when rows must be converted
+
+  static size_t bytes();
+  static PanelScratch take(Workspace& workspace);
+};
+
+/// Scratch of every thread of a pool.
+class PerThreadScratch {
+ public:
+  PerThreadScratch(Workspace& workspace, int num_threads);
+  static size_t bytes(int num_threads);
+  const PanelScratch& operator[](int thread) const { return all_[thread]; }
+
+ private:
+  PanelScratch* all_;
+};
+
+struct RowSet {
+  const void* const* rows = nullptr;  // [count] first element of each
+  int count = 0;                      // at most kMaxBlockRows
+  Element type = Element::kF32;
+};
+
+/// scratch.acc[r][column] = row r . column, for all columns of one or two parts.
+void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
+                   const PanelPart* parts, int num_parts, const PanelScratch& scratch);
+
+/// How far element (row, col) lies from the start, in bytes, in 64-bit arithmetic.
+constexpr int64_t byte_offset(const PlainMatrix& matrix, int64_t row, int64_t col) {
+  return (row * matrix.row_stride + col * matrix.col_stride) *
+         (matrix.type == Element::kF32 ? 4 : 2);
+}
+
+}  // namespace cadre::cpu
