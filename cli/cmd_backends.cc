@@ -1,0 +1,187 @@
+// cadre backends: which experts backends can run here, for what, and if not, why. Reads no weights.
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "exit_codes.h"
+#include "output.h"
+#include "table.h"
+
+namespace cadre::cli {
+
+namespace {
+
+constexpr std::array kComputeDTypes = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr std::array kFormats = {StorageFormat::kF32,       StorageFormat::kF16,
+                                 StorageFormat::kBF16,      StorageFormat::kFp8Block,
+                                 StorageFormat::kFp8Tensor, StorageFormat::kMxFp8,
+                                 StorageFormat::kFp4};
+static_assert(kFormats.size() == kNumStorageFormats);
+
+/// What one backend on one device says.
+struct Answer {
+  std::string sub_config;  // with a model
+  std::string name;
+  Device device;
+  std::vector<StorageFormat> formats;  // that it runs; one of `dtypes` at least
+  std::vector<DType> dtypes;
+  std::vector<std::string> reasons;  // when it runs nothing
+
+  bool runs() const { return reasons.empty(); }
+};
+
+/// The usual scales of a format: 128 x 128 blocks for fp8, 32 of K for the MX formats.
+void set_usual_scales(ExpertsQuery& query) {
+  switch (query.format) {
+    case StorageFormat::kFp8Block:
+      query.scale_layout = {DType::kF32, 128, 128};
+      break;
+    case StorageFormat::kMxFp8:
+    case StorageFormat::kFp4:
+      query.scale_layout = {DType::kF8E8M0, 1, 32};
+      break;
+    default:
+      query.scale_layout = {};
+  }
+  query.activation_scheme =
+      is_quantized(query.format) ? ActivationScheme::kDynamic : ActivationScheme::kNone;
+}
+
+/// A plain gated SwiGLU layer: what most models have.
+ExpertsQuery usual_query(Device device) {
+  ExpertsQuery query;
+  query.config.num_experts = 64;
+  query.config.hidden_size = 2048;
+  query.config.intermediate_size = 1024;
+  query.config.top_k = 8;
+  query.device = device;
+  return query;
+}
+
+template <typename T>
+void add_once(std::vector<T>& list, T item) {
+  for (const T& known : list) {
+    if (known == item) return;
+  }
+  list.push_back(item);
+}
+
+Answer ask_in_general(const BackendEntry& entry) {
+  Answer answer;
+  answer.name = entry.name;
+  answer.device = Device{entry.device, 0};
+  ExpertsQuery query = usual_query(answer.device);
+  const Support usual = supports(entry.name, query);
+  for (const StorageFormat format : kFormats) {
+    for (const DType dtype : kComputeDTypes) {
+      query.format = format;
+      query.compute_dtype = dtype;
+      set_usual_scales(query);
+      if (!supports(entry.name, query)) continue;
+      add_once(answer.formats, format);
+      add_once(answer.dtypes, dtype);
+    }
+  }
+  if (answer.formats.empty()) answer.reasons = usual.reasons;
+  return answer;
+}
+
+std::vector<Answer> answers_in_general() {
+  std::vector<Answer> answers;
+  for (const BackendEntry& entry : list_backends()) answers.push_back(ask_in_general(entry));
+  return answers;
+}
+
+std::vector<Answer> answers_for(const ModelReport& report) {
+  std::vector<Answer> answers;
+  for (const auto& [sub_config, model_query] : report.experts) {
+    for (const BackendEntry& entry : list_backends()) {
+      ExpertsQuery query = model_query;
+      if (query.device.type != entry.device) query.device = Device{entry.device, 0};
+      answers.push_back({sub_config,
+                         entry.name,
+                         query.device,
+                         {query.format},
+                         {query.compute_dtype},
+                         supports(entry.name, query).reasons});
+    }
+  }
+  return answers;
+}
+
+template <typename T>
+std::vector<std::string> names_of(const std::vector<T>& items) {
+  std::vector<std::string> names;
+  for (const T& item : items) names.emplace_back(name_of(item));
+  return names;
+}
+
+Json to_json(const std::vector<Answer>& answers, const ModelReport* report) {
+  Json json = Json::object();
+  if (report != nullptr) {
+    json["model"] = {{"path", report->info.path}, {"architecture", report->info.architecture}};
+  }
+  json["backends"] = Json::array();
+  for (const Answer& answer : answers) {
+    Json row = {{"name", answer.name},
+                {"device", to_string(answer.device)},
+                {"runs", answer.runs()},
+                {"formats", names_of(answer.formats)},
+                {"dtypes", names_of(answer.dtypes)},
+                {"reasons", answer.reasons}};
+    if (report != nullptr) row["sub_config"] = answer.sub_config;
+    json["backends"].push_back(std::move(row));
+  }
+  return json;
+}
+
+std::string to_text(const std::vector<Answer>& answers, const ModelReport* report) {
+  std::vector<std::string> header = {"backend", "device",      "runs",
+                                     "formats", "computes in", "why not"};
+  const bool has_sub_configs = report != nullptr && report->experts.size() > 1;
+  if (has_sub_configs) header.insert(header.begin(), "sub-config");
+  Table table(header);
+  for (const Answer& answer : answers) {
+    std::vector<std::string> row = {answer.name,
+                                    to_string(answer.device),
+                                    answer.runs() ? "yes" : "no",
+                                    join(names_of(answer.formats)),
+                                    join(names_of(answer.dtypes)),
+                                    join(answer.reasons, "; ")};
+    if (has_sub_configs)
+      row.insert(row.begin(), answer.sub_config.empty() ? "-" : answer.sub_config);
+    table.add_row(std::move(row));
+  }
+  if (report == nullptr) return table.to_string();
+  return str_cat(report->info.architecture, " in ", report->info.path, "\n\n", table.to_string());
+}
+
+int run_command(const CommonOptions& common) {
+  // Without --model the answer is about the machine, not about the bundled model.
+  std::optional<ModelReport> report;
+  if (!common.model.empty()) report = inspect_model(common.model, load_options(common));
+  const std::vector<Answer> answers = report ? answers_for(*report) : answers_in_general();
+  const ModelReport* model = report ? &*report : nullptr;
+  if (common.json) {
+    write_json(to_json(answers, model));
+  } else {
+    write_stdout(to_text(answers, model));
+  }
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_backends(CLI::App& app, CommonOptions& common, Runner& run) {
+  CLI::App* command =
+      app.add_subcommand("backends", "List the experts backends: what runs here, and why not");
+  command->footer(
+      "Without --model: for a plain gated layer in every format. With it: for that model's "
+      "experts, "
+      "by\nsub-config. No weights are read.\n"
+      "Example: cadre backends --model Qwen/Qwen1.5-MoE-A2.7B");
+  add_common_options(*command, common);
+  command->callback([&run, &common] { run = [&common] { return run_command(common); }; });
+}
+
+}  // namespace cadre::cli

@@ -1,0 +1,305 @@
+// cadre generate: continues a prompt, or the sequences of a file.
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cadre/generation.h"
+#include "commands.h"
+#include "exit_codes.h"
+#include "interrupt.h"
+#include "io/checkpoint.h"
+#include "io/safetensors.h"
+#include "output.h"
+#include "progress.h"
+#include "session.h"
+
+namespace cadre::cli {
+
+namespace {
+
+struct GenerateOptions {
+  std::string prompt;
+  std::string input_ids;
+  std::string out;
+  std::string image;
+  bool chat = false;
+  bool stats = false;
+  GenerationOptions generation;
+};
+
+/// Everything that came of a run: what the library returned and the memory that it held meanwhile.
+struct Outcome {
+  GenerationResult result;
+  MemoryReport memory;
+  std::string text;  // of a text prompt
+  bool reader_gone = false;
+};
+
+std::string_view name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kEos:
+      return "eos";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kStopped:
+      break;
+  }
+  return "stopped";
+}
+
+void refuse_chat(const std::string& model, const std::string& revision) {
+  const std::filesystem::path folder = resolve_model_path(model, revision);
+  throw Unsupported(str_cat("--chat: ", folder.string(),
+                            " has no chat template that this version applies; leave out --chat to "
+                            "continue the prompt as it is"));
+}
+
+void check_options(const GenerateOptions& options, const CommonOptions& common, bool has_prompt) {
+  if (!has_prompt && options.input_ids.empty()) {
+    throw InvalidArgument(
+        "expected a PROMPT (\"-\" reads standard input) or --input-ids FILE, got neither");
+  }
+  validate(options.generation.sampling);
+  require_writable(options.out);
+  if (options.chat) refuse_chat(model_path(common), common.load.revision);
+  if (!options.image.empty()) {
+    const ModelInfo info = inspect_model(model_path(common), load_options(common)).info;
+    throw Unsupported(str_cat("--image ", options.image, ": ", info.path, " is a ", info.model_type,
+                              " model and reads text alone; name a vision model with --model"));
+  }
+  const SamplingOptions& sampling = options.generation.sampling;
+  if (sampling.temperature == 0 &&
+      (sampling.top_k != 0 || sampling.top_p != 1 || sampling.min_p != 0)) {
+    note(
+        "cadre generate: --top-k, --top-p and --min-p do nothing at temperature 0 (greedy); give "
+        "--temperature too",
+        common.quiet);
+  }
+}
+
+/// Runs the model; `on_token` is called for every token and returns false to stop.
+Outcome run_model(Model& model, const std::vector<std::vector<TokenId>>& prompts,
+                  const GenerationOptions& generation, const TokenCallback& on_token) {
+  Outcome outcome;
+  // Before the first token Ctrl-C simply ends the process: nothing has been given out yet.
+  std::optional<InterruptGuard> guard;
+  outcome.result = generate(model, prompts, generation, [&](int64_t sequence, TokenId id) {
+    if (!guard) {
+      guard.emplace();
+      outcome.memory = model.memory();
+    }
+    return on_token(sequence, id) && interrupt_signal() == 0;
+  });
+  return outcome;
+}
+
+Outcome generate_text(Model& model, const GenerateOptions& options, const CommonOptions& common) {
+  const Tokenizer tokenizer = load_tokenizer(model);
+  const std::string prompt = options.prompt == "-" ? read_text("-") : options.prompt;
+  TextStream stream(tokenizer);
+  std::string text;
+  bool reader_gone = false;
+  const auto give = [&](const std::string& piece) {
+    text += piece;
+    if (!common.json && !reader_gone) reader_gone = !write_stdout(piece);
+  };
+  const bool bar = common.json || isatty(STDOUT_FILENO) == 0;
+  Progress progress(ProgressTerminal::standard_error(common.quiet || !bar), "tokens");
+  int64_t count = 0;
+  Outcome outcome =
+      run_model(model, {tokenizer.encode(prompt)}, options.generation, [&](int64_t, TokenId id) {
+        give(stream.push(id));
+        progress.update("generating", ++count, options.generation.max_new_tokens);
+        return !reader_gone;
+      });
+  progress.clear();
+  give(stream.finish());
+  outcome.text = text;
+  if (!common.json && !reader_gone) reader_gone = !write_stdout("\n");
+  outcome.reader_gone = reader_gone;
+  return outcome;
+}
+
+Outcome generate_ids(Model& model, const GenerateOptions& options, const CommonOptions& common) {
+  const TokenBatch batch = read_input_ids(options.input_ids, model.info().vocab_size);
+  std::vector<std::vector<TokenId>> prompts;
+  for (int64_t i = 0; i < batch.num_sequences; ++i) {
+    const auto begin = batch.token_ids.begin() + i * batch.num_tokens;
+    prompts.emplace_back(begin, begin + batch.num_tokens);
+  }
+  Progress progress(ProgressTerminal::standard_error(common.quiet), "tokens");
+  const int64_t total = batch.num_sequences * options.generation.max_new_tokens;
+  int64_t count = 0;
+  return run_model(model, prompts, options.generation, [&](int64_t, TokenId) {
+    progress.update("generating", ++count, total);
+    return true;
+  });
+}
+
+/// The continuations as (B, N) i64. N is the number of tokens asked for, less only where the
+/// context ended; a sequence that met an end-of-sequence id repeats that id up to N.
+void write_output_ids(const std::string& path, const GenerationResult& result,
+                      int64_t max_new_tokens) {
+  int64_t columns = max_new_tokens;
+  for (size_t i = 0; i < result.token_ids.size(); ++i) {
+    if (result.finish_reasons[i] == FinishReason::kLength) {
+      columns = static_cast<int64_t>(result.token_ids[i].size());
+    }
+  }
+  const auto rows = static_cast<int64_t>(result.token_ids.size());
+  const Tensor ids(DType::kI64, {rows, columns});
+  auto* out = ids->as<int64_t>();
+  for (const std::vector<TokenId>& row : result.token_ids) {
+    int64_t* end = std::copy(row.begin(), row.end(), out);
+    out += columns;
+    std::fill(end, out, row.empty() ? 0 : row.back());
+  }
+  const NamedTensor tensor{"output_ids", ids};
+  write_safetensors(path, {&tensor, 1});
+}
+
+double per_second(int64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+Json stats_json(const Outcome& outcome) {
+  const GenerationResult& result = outcome.result;
+  const MemoryReport& memory = outcome.memory;
+  return {{"prompt_tokens", result.prompt_tokens},
+          {"decode_tokens", result.decode_tokens},
+          {"prefill_seconds", result.prefill_seconds},
+          {"decode_seconds", result.decode_seconds},
+          {"prefill_tokens_per_second", per_second(result.prompt_tokens, result.prefill_seconds)},
+          {"decode_tokens_per_second", per_second(result.decode_tokens, result.decode_seconds)},
+          {"prefill_experts", result.prefill_experts},
+          {"decode_experts", result.decode_experts},
+          {"mapped_bytes", memory.mapped_bytes},
+          {"added_bytes", memory.added_bytes},
+          {"workspace_bytes", memory.workspace_bytes},
+          {"kv_cache_bytes", memory.kv_cache_bytes}};
+}
+
+std::string stats_text(const Outcome& outcome) {
+  const GenerationResult& result = outcome.result;
+  const MemoryReport& memory = outcome.memory;
+  const auto stage = [](int64_t tokens, double seconds, const std::string& experts) {
+    char text[160];
+    std::snprintf(text, sizeof text, "%lld tokens in %.3f s, %.1f tokens/s, experts: %s",
+                  static_cast<long long>(tokens), seconds, per_second(tokens, seconds),
+                  experts.c_str());
+    return std::string(text);
+  };
+  return str_cat(
+      "prefill: ", stage(result.prompt_tokens, result.prefill_seconds, result.prefill_experts),
+      "\ndecode:  ", stage(result.decode_tokens, result.decode_seconds, result.decode_experts),
+      "\nmemory:  mapped ", format_bytes(memory.mapped_bytes), ", added ",
+      format_bytes(memory.added_bytes), ", workspace ", format_bytes(memory.workspace_bytes),
+      ", KV cache ", format_bytes(memory.kv_cache_bytes));
+}
+
+Json outcome_json(const Outcome& outcome, const GenerateOptions& options) {
+  Json json = Json::object();
+  json["output_ids"] = outcome.result.token_ids;
+  json["finish_reasons"] = Json::array();
+  for (const FinishReason reason : outcome.result.finish_reasons) {
+    json["finish_reasons"].push_back(name_of(reason));
+  }
+  if (options.input_ids.empty()) json["text"] = outcome.text;
+  if (options.stats) json["stats"] = stats_json(outcome);
+  return json;
+}
+
+std::string ids_text(const GenerationResult& result) {
+  std::string text;
+  for (const std::vector<TokenId>& row : result.token_ids) text += join(row, " ") + "\n";
+  return text;
+}
+
+int run_generate(GenerateOptions& options, const CommonOptions& common, bool has_prompt) {
+  options.generation.sampling.seed = common.seed;
+  check_options(options, common, has_prompt);
+  const std::unique_ptr<Model> model = load_model(common);
+  options.generation.eos_token_ids = model->info().eos_token_ids;
+  const Outcome outcome =
+      has_prompt ? generate_text(*model, options, common) : generate_ids(*model, options, common);
+  if (interrupt_signal() != 0) return kExitSignal + interrupt_signal();
+  if (outcome.reader_gone) return kExitDone;
+  if (!options.out.empty()) {
+    const InterruptGuard guard;
+    write_output_ids(options.out, outcome.result, options.generation.max_new_tokens);
+  }
+  if (common.json) {
+    write_json(outcome_json(outcome, options));
+  } else if (!has_prompt && options.out.empty()) {
+    write_stdout(ids_text(outcome.result));
+  }
+  if (options.stats && !common.json) note(stats_text(outcome), false);
+  return kExitDone;
+}
+
+void add_sampling_options(CLI::App& command, SamplingOptions& sampling, CLI::Option* input_ids) {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  add_number(command, "--temperature", sampling.temperature, 0.0f, kMax,
+             "Of the random draw; 0 takes the likeliest token (greedy)")
+      ->excludes(input_ids);
+  add_number(command, "--top-k", sampling.top_k, 0, std::numeric_limits<int32_t>::max(),
+             "Draw from the K likeliest tokens; 0: off")
+      ->excludes(input_ids);
+  add_number(command, "--top-p", sampling.top_p, 0.0f, 1.0f,
+             "Draw from the likeliest tokens that hold this probability together; 1: off")
+      ->excludes(input_ids);
+  add_number(command, "--min-p", sampling.min_p, 0.0f, 1.0f,
+             "Drop tokens below this share of the likeliest one's probability; 0: off")
+      ->excludes(input_ids);
+  add_number(command, "--repetition-penalty", sampling.repetition_penalty, 0.0f, kMax,
+             "Divides the score of tokens that occurred; 1: off")
+      ->excludes(input_ids);
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, CommonOptions& common, Runner& run) {
+  auto options = std::make_shared<GenerateOptions>();
+  CLI::App* command = app.add_subcommand("generate", "Continue a prompt");
+  command->footer(
+      "Prints the continuation alone, as it is produced. Ctrl-C stops after the next token, exit "
+      "130.\nExamples:\n  cadre generate \"Call me\" --max-new-tokens 40\n"
+      "  cadre generate --input-ids prompts.safetensors --out continued.safetensors --stats");
+  CLI::Option* prompt =
+      command->add_option("PROMPT", options->prompt, "The text to continue; - reads standard input")
+          ->type_name("TEXT");
+  CLI::Option* input_ids =
+      command
+          ->add_option("--input-ids", options->input_ids,
+                       "Continue input_ids (B, T) of a safetensors file, greedily, in place of a "
+                       "PROMPT")
+          ->type_name("FILE")
+          ->excludes(prompt);
+  command
+      ->add_option("--out", options->out,
+                   "Write output_ids (B, N) i64, the continuations; a sequence that ended early "
+                   "repeats its end-of-sequence id")
+      ->type_name("FILE")
+      ->needs(input_ids);
+  add_number(*command, "--max-new-tokens", options->generation.max_new_tokens, int64_t{1},
+             int64_t{1} << 40, "Stop after this many tokens");
+  add_sampling_options(*command, options->generation.sampling, input_ids);
+  command->add_flag("--ignore-eos", options->generation.ignore_eos,
+                    "Go on after an end-of-sequence token");
+  command->add_flag("--chat", options->chat, "Put the prompt into the model's chat template");
+  command->add_option("--image", options->image, "Show the model this image (vision models)")
+      ->type_name("FILE");
+  command->add_flag("--stats", options->stats,
+                    "Tokens/s of prefill and decode, the backend of each and memory, on standard "
+                    "error (with --json: in the object)");
+  add_common_options(*command, common);
+  command->callback([&run, &common, options, prompt] {
+    run = [&common, options, prompt] {
+      return run_generate(*options, common, prompt->count() > 0);
+    };
+  });
+}
+
+}  // namespace cadre::cli

@@ -1,0 +1,25 @@
+// Ctrl-C. While an InterruptGuard lives, SIGINT and SIGTERM are only noted, so that the work at
+// hand can stop at a clean point; a second one ends the process at once. Without a guard they end
+// the process as usual.
+#pragma once
+
+#include <csignal>
+
+namespace cadre::cli {
+
+class InterruptGuard {
+ public:
+  InterruptGuard();
+  ~InterruptGuard();
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+ private:
+  struct sigaction previous_int_;
+  struct sigaction previous_term_;
+};
+
+/// The signal that asked the command to stop; 0 when none did.
+int interrupt_signal();
+
+}  // namespace cadre::cli

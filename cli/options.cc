@@ -1,0 +1,170 @@
+#include "options.h"
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "bundled_model.h"
+#include "cadre/thread_pool.h"
+#include "io/json.h"
+#include "suggest.h"
+
+namespace cadre::cli {
+
+namespace {
+
+constexpr const char* kExpertsVariable = "CADRE_EXPERTS_IMPLEMENTATION";
+
+DType parse_compute_dtype(const std::string& text) {
+  const std::optional<DType> dtype = parse_dtype(text);
+  constexpr std::string_view kChoices = "auto, float32, bfloat16 or float16";
+  if (!dtype)
+    throw InvalidArgument(str_cat("--dtype: expected ", kChoices, ", got \"", text, "\""));
+  if (!is_compute_dtype(*dtype)) {
+    throw Unsupported(str_cat("--dtype: models compute in ", kChoices, ", not in ", *dtype));
+  }
+  return *dtype;
+}
+
+void check_backend(std::string_view source, const std::string& name) {
+  const std::vector<std::string> names = backend_names();
+  for (const std::string& known : names) {
+    if (known == name) return;
+  }
+  throw InvalidArgument(str_cat(source, ": expected an experts backend (", join(names), "), got \"",
+                                name, "\"", did_you_mean(name, names)));
+}
+
+void add_model_options(CLI::App& command, CommonOptions& common) {
+  command
+      .add_option("--model", common.model,
+                  "A folder in the hub's layout or a hub id in the local cache (default: the "
+                  "bundled model)")
+      ->type_name("MODEL");
+  command
+      .add_option("--revision", common.load.revision,
+                  "Branch, tag or commit of a hub id (default: refs/main)")
+      ->type_name("REV");
+  command
+      .add_option_function<std::string>(
+          "--device",
+          [&common](const std::string& text) { common.load.device = parse_device(text); },
+          "cpu, cuda or cuda:N (default: cuda when this build serves a GPU that is there, else "
+          "cpu)")
+      ->type_name("DEVICE");
+  command
+      .add_option_function<std::string>(
+          "--dtype",
+          [&common](const std::string& text) {
+            if (text != "auto") common.load.dtype = parse_compute_dtype(text);
+          },
+          "Compute in auto (the checkpoint's own), float32, bfloat16 or float16")
+      ->type_name("DTYPE")
+      ->default_str("auto");
+  command
+      .add_option_function<std::string>(
+          "--experts",
+          [&common](const std::string& text) { common.experts = parse_experts("--experts", text); },
+          "Experts backend: a NAME, or JSON per sub-config like '{\"text_config\":\"eager\"}' "
+          "(default: $CADRE_EXPERTS_IMPLEMENTATION, else grouped_mm where it runs, else eager)")
+      ->type_name("NAME|JSON");
+}
+
+void add_run_options(CLI::App& command, CommonOptions& common) {
+  add_number(command, "--threads", common.load.num_threads, 0, ThreadPool::kMaxThreads,
+             "CPU threads; 0: one per core that may be used");
+  add_choice(
+      command, "--prepack", {"auto", "on", "off"},
+      [&common](const std::string& text) {
+        common.load.prepack = text == "on"    ? Prepack::kOn
+                              : text == "off" ? Prepack::kOff
+                                              : Prepack::kAuto;
+      },
+      "CPU: pack the experts' weights when loading; auto decides by free memory");
+  command.add_flag("--dequantize", common.load.dequantize,
+                   "Turn quantised weights back into bfloat16 when loading");
+  add_number(command, "--seed", common.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max(),
+             "Of everything drawn at random");
+  command
+      .add_option_function<std::string>(
+          "--decode-experts",
+          [](const std::string& text) {
+            if (text == "auto" || text == "off") return;
+            parse_number<int64_t>("--decode-experts (auto, off or N)", text, 1,
+                                  std::numeric_limits<int64_t>::max());
+          },
+          "GPU: use batched_mm for steps of up to N tokens; auto: N as measured. The CPU keeps its "
+          "backend")
+      ->type_name("auto|off|N")
+      ->default_str("auto");
+  command.add_flag("--no-graph", common.no_graph,
+                   "GPU: launch kernels one by one. No effect on the CPU");
+}
+
+}  // namespace
+
+void add_choice(CLI::App& command, const std::string& name, std::vector<std::string> choices,
+                const std::function<void(const std::string&)>& use, const std::string& help) {
+  const std::string names = join(choices, "|");
+  const std::string first = choices.front();
+  command
+      .add_option_function<std::string>(
+          name,
+          [name, choices = std::move(choices), use](const std::string& text) {
+            for (const std::string& choice : choices) {
+              if (choice == text) return use(text);
+            }
+            throw InvalidArgument(str_cat(name, ": expected one of ", join(choices), ", got \"",
+                                          text, "\"", did_you_mean(text, choices)));
+          },
+          help)
+      ->type_name(names)
+      ->default_str(first);
+}
+
+void add_common_options(CLI::App& command, CommonOptions& common) {
+  command.option_defaults()->group("Common options");
+  add_model_options(command, common);
+  add_run_options(command, common);
+  command.add_flag("--quiet", common.quiet, "No progress bars and notes on standard error");
+  command.add_flag("--json", common.json, "One JSON object on standard output and nothing else");
+  command.option_defaults()->group("Options");
+}
+
+ExpertsImplementation parse_experts(std::string_view source, std::string_view text) {
+  ExpertsImplementation map;
+  if (!text.starts_with("{")) {
+    map[""] = text;
+  } else {
+    try {
+      const Json json = parse_json_object(text, std::string(source));
+      for (const auto& [key, value] : json.items()) map[key] = value.get<std::string>();
+    } catch (const CheckpointError& error) {
+      throw InvalidArgument(error.what());
+    } catch (const Json::type_error&) {
+      throw InvalidArgument(str_cat(source,
+                                    ": expected a JSON object of sub-config to backend name, ",
+                                    "like {\"text_config\":\"grouped_mm\"}, got ", text));
+    }
+  }
+  for (const auto& [key, name] : map) check_backend(source, name);
+  return map;
+}
+
+ExpertsImplementation chosen_experts(const CommonOptions& common) {
+  if (!common.experts.empty()) return common.experts;
+  const char* variable = std::getenv(kExpertsVariable);
+  if (variable == nullptr || *variable == '\0') return {};
+  return parse_experts(kExpertsVariable, variable);
+}
+
+std::string model_path(const CommonOptions& common) {
+  return common.model.empty() ? bundled_model_path() : common.model;
+}
+
+LoadOptions load_options(const CommonOptions& common) {
+  LoadOptions options = common.load;
+  options.experts_implementation = chosen_experts(common);
+  return options;
+}
+
+}  // namespace cadre::cli

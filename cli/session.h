@@ -1,0 +1,39 @@
+// What the commands that run a model share: loading with a progress bar, the tokenizer, and input
+// files checked before anything runs.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/model.h"
+#include "cadre/tokenizer.h"
+#include "options.h"
+
+namespace cadre::cli {
+
+std::unique_ptr<Model> load_model(const CommonOptions& common);
+
+/// tokenizer.json of the model's folder.
+Tokenizer load_tokenizer(const Model& model);
+
+/// `input_ids` of a safetensors file: B sequences of T tokens each.
+struct TokenBatch {
+  int64_t num_sequences = 0;
+  int64_t num_tokens = 0;          // of each sequence
+  std::vector<TokenId> token_ids;  // sequence after sequence
+};
+
+/// Reads `input_ids` (B, T) i64 or i32, other tensors are ignored. Throws CheckpointError naming
+/// file and tensor when it is absent, of another dtype or rank, empty, or holds an id outside
+/// [0, vocab_size).
+TokenBatch read_input_ids(const std::filesystem::path& file, int64_t vocab_size);
+
+/// Throws InvalidArgument when sequences of `num_tokens` do not fit the model's context.
+void require_context(const ModelInfo& info, std::string_view what, int64_t num_tokens);
+
+/// The whole file, or standard input when `path` is "-".
+std::string read_text(const std::string& path);
+
+}  // namespace cadre::cli
