@@ -38,7 +38,8 @@ std::string_view name_of(DType dtype);
 /// The name in a safetensors header: "F32", "BF16", "F8_E4M3", "I64", ...
 std::string_view safetensors_name(DType dtype);
 
-/// The inverse of name_of; also takes the forms "torch.float32" and "half". Empty when unknown.
+/// The inverse of name_of; also takes PyTorch's forms ("torch.float32", "half",
+/// "float8_e4m3fn"). Empty when unknown.
 std::optional<DType> parse_dtype(std::string_view name);
 
 /// The inverse of safetensors_name. Empty when unknown.

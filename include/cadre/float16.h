@@ -39,8 +39,9 @@ struct Float16 {
     const uint32_t magnitude = u & 0x7fffffffu;
     uint32_t result;
     if (magnitude > 0x7f800000u) {
-      result = 0x7e00u;
-    } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
+      result =
+          0x7e00u | ((magnitude >> 13) & 0x1ffu);  // the payload's upper part, as F16C keeps it
+    } else if (magnitude >= 0x477ff000u) {         // 65520 and above round to infinity
       result = 0x7c00u;
     } else if (magnitude < 0x38800000u) {  // below 2^-14: a subnormal, in units of 2^-24
       // Adding 0.5 aligns the value so that the float adder itself rounds to units of 2^-24.

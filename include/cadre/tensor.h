@@ -41,10 +41,12 @@ class Dims {
 /// "[2, 17, 256]"
 std::string to_string(const Dims& dims);
 
-/// The product of the dimensions. Throws InvalidArgument when it does not fit in int64.
+/// The product of the dimensions. Throws InvalidArgument when it does not fit in int64 or a
+/// dimension is negative.
 int64_t num_elements(const Dims& shape);
 
-/// Row-major strides of a contiguous tensor of this shape.
+/// Row-major strides of a contiguous tensor of this shape. Throws as num_elements does; strides of
+/// an empty shape mean nothing.
 Dims contiguous_strides(const Dims& shape);
 
 /// A read-only view of memory that somebody else owns.
@@ -66,8 +68,8 @@ class TensorView {
   int64_t dim(int i) const { return shape_[i]; }
   int64_t stride(int i) const { return strides_[i]; }
   int64_t numel() const { return num_elements(shape_); }
-  /// Bytes of the elements, as if contiguous.
-  size_t nbytes() const { return static_cast<size_t>(numel()) * size_of(dtype_); }
+  /// Bytes of the elements, as if contiguous. Throws InvalidArgument above 2^63 - 1.
+  size_t nbytes() const;
   bool is_contiguous() const;
 
   /// The data as T; throws InvalidArgument when T has another size than the dtype.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "cadre/device.h"
@@ -12,9 +13,11 @@ namespace cadre {
 class Workspace {
  public:
   explicit Workspace(Device device = {}, size_t bytes = 0);
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
 
-  /// Makes the capacity at least `bytes`. Existing pointers become invalid: call between forwards
-  /// only.
+  /// Makes the capacity at least `bytes` (a multiple of kAlignment). Existing pointers become
+  /// invalid: call between forwards only.
   void reserve(size_t bytes);
 
   /// `bytes` bytes aligned to kAlignment. Asking for more than is left is a bug of the caller's
@@ -23,7 +26,8 @@ class Workspace {
 
   template <typename T>
   T* allocate(int64_t count) {
-    return static_cast<T*>(allocate(static_cast<size_t>(count) * sizeof(T)));
+    const bool fits = count >= 0 && static_cast<size_t>(count) <= kMaxBytes / sizeof(T);
+    return static_cast<T*>(allocate(fits ? static_cast<size_t>(count) * sizeof(T) : kMaxBytes));
   }
 
   size_t capacity() const { return capacity_; }
@@ -49,6 +53,8 @@ class Workspace {
   };
 
  private:
+  static constexpr size_t kMaxBytes = ~size_t{0};
+
   Device device_;
   std::shared_ptr<void> memory_;
   size_t capacity_ = 0;

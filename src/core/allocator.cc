@@ -13,10 +13,9 @@ namespace {
 class CpuAllocator final : public Allocator {
  public:
   void* allocate(Device /*device*/, size_t bytes) override {
-    // Whole pages for large blocks let the kernel use huge pages; the minimum keeps the pointer
-    // non-null.
     constexpr size_t kAlignment = 64;
-    const size_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
+    const size_t at_least_one = bytes == 0 ? 1 : bytes;  // the pointer is never null
+    const size_t rounded = (at_least_one + kAlignment - 1) / kAlignment * kAlignment;
     void* memory = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
     if (memory == nullptr) {
       throw DeviceError(str_cat("cpu memory: could not allocate ", bytes, " bytes (",
@@ -29,7 +28,7 @@ class CpuAllocator final : public Allocator {
 };
 
 std::array<std::atomic<Allocator*>, 2>& table() {
-  static CpuAllocator cpu;
+  static CpuAllocator& cpu = *new CpuAllocator;  // outlives every static object that holds memory
   static std::array<std::atomic<Allocator*>, 2> allocators = {&cpu, nullptr};
   return allocators;
 }

@@ -1,6 +1,7 @@
 #include "cadre/device.h"
 
 #include <charconv>
+#include <limits>
 
 #include "cadre/error.h"
 #include "core/str_cat.h"
@@ -19,13 +20,14 @@ Device parse_device(std::string_view text) {
   constexpr std::string_view kPrefix = "cuda:";
   if (text.starts_with(kPrefix)) {
     const std::string_view digits = text.substr(kPrefix.size());
-    int index = -1;
+    unsigned index = 0;  // unsigned: no "-0"
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-    if (error == std::errc() && end == digits.data() + digits.size() && index >= 0)
-      return {DeviceType::kCuda, index};
+    if (error == std::errc() && end == digits.data() + digits.size() &&
+        index <= static_cast<unsigned>(std::numeric_limits<int>::max()))
+      return {DeviceType::kCuda, static_cast<int>(index)};
   }
   throw InvalidArgument(
-      str_cat("device: expected cpu, cuda or cuda:N (N = 0, 1, ...), got \"", text, "\""));
+      str_cat("device: expected cpu, cuda or cuda:N (N = 0, 1, ...), got ", quote(text)));
 }
 
 }  // namespace cadre

@@ -59,6 +59,7 @@ std::optional<DType> parse_dtype(std::string_view name) {
   if (name == "float") return DType::kF32;
   if (name == "double") return DType::kF64;
   if (name == "float8_e4m3fn") return DType::kF8E4M3;
+  if (name == "float8_e8m0fnu") return DType::kF8E8M0;
   return find(name, &DTypeInfo::name);
 }
 

@@ -2,6 +2,7 @@
 // overloads of cadre types are used.
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -31,6 +32,7 @@ void append(std::ostringstream& out, const T& value) {
 template <typename... Args>
 std::string str_cat(const Args&... args) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());  // digits without a program's own grouping
   (detail::append(out, args), ...);
   return out.str();
 }
@@ -39,6 +41,7 @@ std::string str_cat(const Args&... args) {
 template <typename Range>
 std::string join(const Range& items, std::string_view separator = ", ") {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   bool first = true;
   for (const auto& item : items) {
     if (!first) out << separator;

@@ -1,5 +1,7 @@
 #include "cadre/tensor.h"
 
+#include <algorithm>
+
 #include "cadre/allocator.h"
 #include "cadre/error.h"
 #include "core/check.h"
@@ -26,28 +28,31 @@ bool operator==(const Dims& a, const Dims& b) {
 std::string to_string(const Dims& dims) { return str_cat("[", join(dims), "]"); }
 
 int64_t num_elements(const Dims& shape) {
-  int64_t count = 1;
-  bool overflow = false;
+  bool is_empty = false;
   for (const int64_t dim : shape) {
     if (dim < 0)
       throw InvalidArgument(str_cat("tensor: expected dimensions >= 0, got ", to_string(shape)));
-    if (dim == 0) return 0;
-    const auto product = checked_multiply(count, dim);
-    overflow = overflow || !product;
-    count = product.value_or(1);
+    is_empty = is_empty || dim == 0;
   }
-  if (overflow)
-    throw InvalidArgument(
-        str_cat("tensor: shape ", to_string(shape), " has more than 2^63 - 1 elements"));
+  if (is_empty) return 0;
+  int64_t count = 1;
+  for (const int64_t dim : shape) {
+    const auto product = checked_multiply(count, dim);
+    if (!product)
+      throw InvalidArgument(
+          str_cat("tensor: shape ", to_string(shape), " has more than 2^63 - 1 elements"));
+    count = *product;
+  }
   return count;
 }
 
 Dims contiguous_strides(const Dims& shape) {
+  const bool is_empty = num_elements(shape) == 0;  // no product below overflows when it is not
   Dims strides = shape;
   int64_t stride = 1;
   for (int i = shape.rank() - 1; i >= 0; --i) {
     strides[i] = stride;
-    stride *= shape[i];
+    if (!is_empty) stride *= shape[i];
   }
   return strides;
 }
@@ -62,9 +67,9 @@ TensorView::TensorView(const void* data, DType dtype, const Dims& shape, const D
 }
 
 bool TensorView::is_contiguous() const {
+  if (numel() == 0) return true;
   int64_t expected = 1;
   for (int i = rank() - 1; i >= 0; --i) {
-    if (shape_[i] == 0) return true;
     if (shape_[i] != 1 && strides_[i] != expected) return false;
     expected *= shape_[i];
   }
@@ -95,6 +100,14 @@ TensorView TensorView::reshape(const Dims& shape) const {
   return {data_, dtype_, shape, device_};
 }
 
+size_t TensorView::nbytes() const {
+  const auto bytes = checked_multiply(numel(), static_cast<int64_t>(size_of(dtype_)));
+  if (!bytes)
+    throw InvalidArgument(str_cat("tensor: shape ", to_string(shape_), " of ", name_of(dtype_),
+                                  " has more than 2^63 - 1 bytes"));
+  return static_cast<size_t>(*bytes);
+}
+
 void TensorView::check_element_size(size_t size) const {
   if (size != size_of(dtype_)) {
     throw InvalidArgument(str_cat("tensor: accessed with elements of ", size, " bytes, but holds ",
@@ -109,11 +122,7 @@ std::string describe(std::string_view name, const TensorView& tensor) {
 }
 
 Tensor::Tensor(DType dtype, const Dims& shape, Device device) {
-  const auto bytes = checked_multiply(num_elements(shape), static_cast<int64_t>(size_of(dtype)));
-  if (!bytes)
-    throw InvalidArgument(str_cat("tensor: shape ", to_string(shape), " of ", name_of(dtype),
-                                  " has more than 2^63 - 1 bytes"));
-  memory_ = allocate_shared_memory(device, static_cast<size_t>(*bytes));
+  memory_ = allocate_shared_memory(device, TensorView(nullptr, dtype, shape).nbytes());
   view_ = MutableTensorView(memory_.get(), dtype, shape, device);
 }
 

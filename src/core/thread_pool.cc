@@ -10,16 +10,18 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "cadre/error.h"
+#include "core/check.h"
 #include "core/str_cat.h"
 
 namespace cadre {
@@ -47,23 +49,22 @@ void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
   }
 }
 
-// Cores by (package, core id) among the CPUs of the affinity mask: two hyper-threads count once.
+// Distinct sets of sibling threads among the CPUs of the affinity mask: two hyper-threads count
+// once.
 int physical_cores_allowed() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   if (sched_getaffinity(0, sizeof(mask), &mask) != 0)
     return static_cast<int>(std::thread::hardware_concurrency());
-  std::set<std::pair<int, int>> cores;
+  std::set<std::string> cores;
   int unknown = 0;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &mask)) continue;
-    const std::string topology = str_cat("/sys/devices/system/cpu/cpu", cpu, "/topology/");
-    int package = 0;
-    int core = 0;
-    std::ifstream package_file(topology + "physical_package_id");
-    std::ifstream core_file(topology + "core_id");
-    if (package_file >> package && core_file >> core) {
-      cores.emplace(package, core);
+    std::ifstream file(
+        str_cat("/sys/devices/system/cpu/cpu", cpu, "/topology/thread_siblings_list"));
+    std::string siblings;
+    if (file >> siblings) {
+      cores.insert(siblings);
     } else {
       ++unknown;
     }
@@ -71,28 +72,45 @@ int physical_cores_allowed() {
   return static_cast<int>(cores.size()) + unknown;
 }
 
-// The cgroup's CPU quota rounded down to whole cores; empty when there is none.
-std::optional<int> cgroup_cores() {
+constexpr double kNoQuota = ThreadPool::kMaxThreads;
+
+// Cores of one "quota period" pair of numbers; a quota that is no positive number is none.
+double cores_of(double quota, double period) {
+  return quota > 0 && period > 0 ? quota / period : kNoQuota;
+}
+
+// Version 2: the quota of our group and of every group above it.
+double cgroup_v2_cores() {
+  std::ifstream groups("/proc/self/cgroup");  // "0::/user.slice/..." among other lines
+  std::filesystem::path group = "/";
+  for (std::string line; std::getline(groups, line);) {
+    if (line.starts_with("0::/")) group = line.substr(3);
+  }
+  double cores = kNoQuota;
+  while (true) {
+    std::ifstream file("/sys/fs/cgroup" + (group / "cpu.max").string());
+    double quota = 0;
+    double period = 0;
+    if (file >> quota >> period) cores = std::min(cores, cores_of(quota, period));  // not for "max"
+    if (!group.has_relative_path()) return cores;
+    group = group.parent_path();
+  }
+}
+
+double cgroup_v1_cores() {
+  std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+  std::ifstream period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
   double quota = 0;
   double period = 0;
-  std::ifstream v2("/sys/fs/cgroup/cpu.max");
-  std::string first;
-  if (v2 >> first >> period && first != "max") {
-    quota = std::atof(first.c_str());
-  } else {
-    std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-    std::ifstream period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-    if (!(quota_file >> quota && period_file >> period)) return std::nullopt;
-  }
-  if (quota <= 0 || period <= 0) return std::nullopt;
-  return std::max(1, static_cast<int>(quota / period));
+  return quota_file >> quota && period_file >> period ? cores_of(quota, period) : kNoQuota;
 }
 
 }  // namespace
 
 int default_num_threads() {
-  const int cores = std::max(1, physical_cores_allowed());
-  return std::min({cores, cgroup_cores().value_or(cores), ThreadPool::kMaxThreads});
+  const double quota = std::min(cgroup_v1_cores(), cgroup_v2_cores());
+  return std::clamp(std::min(physical_cores_allowed(), static_cast<int>(quota)), 1,
+                    ThreadPool::kMaxThreads);
 }
 
 struct ThreadPool::State {
@@ -107,15 +125,41 @@ struct ThreadPool::State {
 
   static thread_local const State* inside;  // the pool whose task this thread runs
 
+  // Marks this thread as inside a task of the pool.
+  class Inside {
+   public:
+    explicit Inside(const State* state) : outer_(std::exchange(inside, state)) {}
+    ~Inside() { inside = outer_; }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    const State* outer_;
+  };
+
   void call(const FunctionRef<void(int)>& fn, int thread) {
-    const State* outer = std::exchange(inside, this);
+    const Inside here(this);
     try {
       fn(thread);
     } catch (...) {
       const std::lock_guard lock(error_mutex);
       if (!error) error = std::current_exception();
     }
-    inside = outer;
+  }
+
+  // A job too small to wake anybody for: on the caller alone, in turn with the other callers.
+  void call_alone(FunctionRef<void()> fn) {
+    if (inside == this) return fn();
+    const std::lock_guard lock(callers);
+    const Inside here(this);
+    fn();
+  }
+
+  void stop_workers() {
+    stop = true;
+    generation.fetch_add(1, std::memory_order_release);
+    generation.notify_all();
+    for (std::thread& worker : workers) worker.join();
   }
 
   void work(int thread) {
@@ -139,17 +183,20 @@ ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   }
   if (num_threads == 0) num_threads = default_num_threads();
   state_->workers.reserve(static_cast<size_t>(num_threads - 1));
-  for (int i = 1; i < num_threads; ++i) {
-    state_->workers.emplace_back([state = state_.get(), i] { state->work(i); });
+  try {
+    for (int i = 1; i < num_threads; ++i) {
+      state_->workers.emplace_back([state = state_.get(), i] { state->work(i); });
+    }
+  } catch (const std::system_error& error) {
+    const size_t started = state_->workers.size() + 1;
+    state_->stop_workers();
+    throw DeviceError(str_cat("threads: could start only ", started, " of ", num_threads, ": ",
+                              error.code().message(),
+                              "; use fewer threads or raise the limit on processes and memory"));
   }
 }
 
-ThreadPool::~ThreadPool() {
-  state_->stop = true;
-  state_->generation.fetch_add(1, std::memory_order_release);
-  state_->generation.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() { state_->stop_workers(); }
 
 int ThreadPool::num_threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
@@ -176,12 +223,7 @@ void ThreadPool::run(FunctionRef<void(int)> fn) {
 
 void ThreadPool::parallel_for(int64_t count, FunctionRef<void(int64_t, int)> fn) {
   if (count <= 0) return;
-  if (count == 1) {
-    run([&](int thread) {
-      if (thread == 0) fn(0, 0);
-    });
-    return;
-  }
+  if (count == 1) return state_->call_alone([&] { fn(0, 0); });
   std::atomic<int64_t> next{0};
   run([&](int thread) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) fn(i, thread);
@@ -190,9 +232,11 @@ void ThreadPool::parallel_for(int64_t count, FunctionRef<void(int64_t, int)> fn)
 
 void ThreadPool::parallel_ranges(int64_t count, int64_t grain,
                                  FunctionRef<void(int64_t, int64_t, int)> fn) {
+  CADRE_ASSERT(grain > 0);
   if (count <= 0) return;
+  if (count <= grain) return state_->call_alone([&] { fn(0, count, 0); });
   const int64_t threads = num_threads();
-  const int64_t units = (count + grain - 1) / grain;
+  const int64_t units = (count - 1) / grain + 1;
   const int64_t share = (units + threads - 1) / threads * grain;
   run([&](int thread) {
     const int64_t begin = share * thread;

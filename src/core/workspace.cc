@@ -15,9 +15,11 @@ void Workspace::reserve(size_t bytes) {
   if (bytes <= capacity_) return;
   memory_ = nullptr;  // give the old block back first: both together may not fit
   capacity_ = 0;
-  // The slack aligns the first block, whatever the allocator's own alignment.
-  memory_ = allocate_shared_memory(device_, bytes + kAlignment);
-  capacity_ = bytes;
+  // The slack aligns the first block, whatever the allocator's own alignment. A size that wraps
+  // around asks for all there is, which the allocator refuses.
+  const size_t with_slack = padded(bytes) + kAlignment;
+  memory_ = allocate_shared_memory(device_, with_slack < bytes ? ~size_t{0} : with_slack);
+  capacity_ = padded(bytes);
 }
 
 void* Workspace::allocate(size_t bytes) {
