@@ -47,22 +47,26 @@ class Tokenizer {
 };
 
 /// Decodes a growing list of ids and gives out text as soon as it is final: never half a character,
-/// and the pieces put together equal decode() of all ids.
+/// and the pieces put together equal decode() of all ids. Each id costs its own length.
 class TextStream {
  public:
   /// The tokenizer must outlive the stream.
   explicit TextStream(const Tokenizer& tokenizer, bool skip_special_tokens = true);
+  TextStream(TextStream&&) noexcept;
+  TextStream& operator=(TextStream&&) noexcept;
+  ~TextStream();
+
   /// The text that this id completes; may be empty.
   std::string push(TokenId id);
-  /// What is left at the end: an unfinished character comes out as U+FFFD.
+  /// What is left at the end: an unfinished character comes out as U+FFFD. The stream is fresh
+  /// again.
   std::string finish();
 
  private:
+  struct State;  // what the decoder still waits for
   const Tokenizer* tokenizer_;
   bool skip_special_tokens_;
-  std::vector<TokenId> ids_;
-  size_t read_begin_ = 0;     // first id still needed as context
-  size_t printed_bytes_ = 0;  // of the text from read_begin_ on
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace cadre

@@ -1,0 +1,139 @@
+#include "generation/tokenizer/normalizer.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+
+#include "cadre/error.h"
+#include "core/str_cat.h"
+#include "generation/tokenizer/utf8.h"
+
+namespace cadre::text {
+namespace {
+
+// Below U+0300 nothing decomposes that would not compose again, and nothing combines.
+bool is_surely_nfc(std::string_view text) {
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
+}
+
+int combining_class(utf8proc_int32_t code_point) {
+  return utf8proc_get_property(code_point)->combining_class;
+}
+
+// Canonical order by a stable sort: the library's own bubbles, which long runs of marks make slow.
+void sort_marks(std::vector<utf8proc_int32_t>& code_points) {
+  for (auto it = code_points.begin(); it != code_points.end();) {
+    if (combining_class(*it) == 0) {
+      ++it;
+      continue;
+    }
+    const auto end = std::find_if(it, code_points.end(),
+                                  [](utf8proc_int32_t c) { return combining_class(c) == 0; });
+    std::stable_sort(it, end, [](utf8proc_int32_t a, utf8proc_int32_t b) {
+      return combining_class(a) < combining_class(b);
+    });
+    it = end;
+  }
+}
+
+std::vector<utf8proc_int32_t> decompose(std::string_view text) {
+  std::vector<utf8proc_int32_t> out;
+  out.reserve(text.size());
+  for (size_t i = 0, length = 0; i < text.size(); i += length) {
+    const auto code_point = static_cast<utf8proc_int32_t>(code_point_at(text, i, length));
+    utf8proc_int32_t parts[8];  // canonical decompositions have at most 4
+    int boundary = 0;
+    const auto count = utf8proc_decompose_char(
+        code_point, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE),
+        &boundary);
+    if (count < 0 || count > 8) {
+      out.push_back(code_point);
+    } else {
+      out.insert(out.end(), parts, parts + count);
+    }
+  }
+  return out;
+}
+
+void replace_all(std::string& text, const std::string& pattern, const std::string& content) {
+  std::string out;
+  size_t begin = 0;
+  for (size_t hit; (hit = text.find(pattern, begin)) != std::string::npos;) {
+    out.append(text, begin, hit - begin).append(content);
+    begin = hit + pattern.size();
+  }
+  if (begin == 0) return;
+  out.append(text, begin);
+  text = std::move(out);
+}
+
+}  // namespace
+
+std::string to_nfc(std::string_view text) {
+  auto code_points = decompose(text);
+  sort_marks(code_points);
+  const auto count = utf8proc_normalize_utf32(
+      code_points.data(), static_cast<utf8proc_ssize_t>(code_points.size()),
+      static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+  if (count < 0) throw Error(str_cat("encode: NFC failed: ", utf8proc_errmsg(count)));
+  std::string out;
+  out.reserve(text.size());
+  for (utf8proc_ssize_t i = 0; i < count; ++i) {
+    append_code_point(static_cast<char32_t>(code_points[static_cast<size_t>(i)]), out);
+  }
+  return out;
+}
+
+Normalizer Normalizer::parse(const JsonNode& node) {
+  Normalizer normalizer;
+  normalizer.add(node);
+  return normalizer;
+}
+
+void Normalizer::add(const JsonNode& node) {
+  const std::string type = node.at("type").text();
+  if (type == "NFC") {
+    steps_.push_back({Kind::kNfc, "", ""});
+  } else if (type == "Prepend") {
+    steps_.push_back({Kind::kPrepend, "", node.at("prepend").text()});
+  } else if (type == "Replace") {
+    const JsonNode pattern = node.at("pattern");
+    const auto literal = pattern.find("String");
+    if (!literal) pattern.unsupported("normalizer Replace with a Regex", "a String");
+    if (literal->text().empty()) literal->fail("a string that is not empty");
+    steps_.push_back({Kind::kReplace, literal->text(), node.at("content").text()});
+  } else if (type == "Sequence") {
+    const JsonNode parts = node.at("normalizers");
+    for (size_t i = 0; i < parts.array_size(); ++i) add(parts.element(i));
+  } else {
+    node.unsupported(str_cat("normalizer \"", type, "\""), "NFC, Prepend, Replace, Sequence");
+  }
+}
+
+std::string_view Normalizer::apply(std::string_view text, std::string& buffer) const {
+  const bool is_unchanged =
+      text.empty() || std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) {
+        return step.kind == Kind::kNfc && is_surely_nfc(text);
+      });
+  if (is_unchanged) return text;
+  buffer.assign(text);
+  for (const Step& step : steps_) run(step, buffer);
+  return buffer;
+}
+
+void Normalizer::run(const Step& step, std::string& text) {
+  switch (step.kind) {
+    case Kind::kNfc:
+      if (!is_surely_nfc(text)) text = to_nfc(text);
+      break;
+    case Kind::kPrepend:
+      text.insert(0, step.content);
+      break;
+    case Kind::kReplace:
+      replace_all(text, step.pattern, step.content);
+      break;
+  }
+}
+
+}  // namespace cadre::text

@@ -1,0 +1,40 @@
+// The normalizer of tokenizer.json: what happens to text before it is split.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "generation/tokenizer/json_node.h"
+
+namespace cadre::text {
+
+class Normalizer {
+ public:
+  Normalizer() = default;  // changes nothing
+
+  /// NFC, Prepend, Replace (of a string) and Sequence; anything else is Unsupported.
+  static Normalizer parse(const JsonNode& node);
+
+  /// The normalized text: `text` itself when nothing changes, else a view of `buffer`. `text` is
+  /// valid UTF-8.
+  std::string_view apply(std::string_view text, std::string& buffer) const;
+
+ private:
+  enum class Kind { kNfc, kPrepend, kReplace };
+  struct Step {
+    Kind kind;
+    std::string pattern;
+    std::string content;
+  };
+  void add(const JsonNode& node);
+  static void run(const Step& step, std::string& text);
+
+  std::vector<Step> steps_;
+};
+
+/// `text` in Unicode's normalization form C. Linear in its length up to the sorting of combining
+/// marks.
+std::string to_nfc(std::string_view text);
+
+}  // namespace cadre::text
