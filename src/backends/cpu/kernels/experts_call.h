@@ -1,0 +1,127 @@
+// What the CPU backends of the experts share: everything but the order in which (rows, panel) tasks
+// are handed to the threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "backends/cpu/kernels/panel_product.h"
+#include "cadre/experts.h"
+#include "cadre/function_ref.h"
+#include "cadre/thread_pool.h"
+#include "experts/routing_plan.h"
+
+namespace cadre::cpu {
+
+/// The answer of every CPU backend that reads plain weights in place.
+Support supports_in_place(const ExpertsQuery& query);
+
+/// Checks the weights against the query; adds no bytes. Throws Unsupported when supports_in_place
+/// is not ok.
+std::unique_ptr<PreparedExperts> prepare_in_place(const ExpertsQuery& query,
+                                                  std::shared_ptr<const ExpertsWeights> weights);
+
+/// How a forward of up to max_tokens tokens uses memory. Large calls run in chunks of tokens, and
+/// the float32 results of the pairs are held for a range of columns at a time; neither changes a
+/// bit of the output.
+struct MemoryPlan {
+  int64_t chunk_tokens = 0;
+  size_t routing_bytes = 0;
+  size_t block_bytes = 0;
+  size_t used_bytes = 0;
+  size_t intermediate_bytes = 0;
+  size_t result_bytes = 0;
+  size_t scratch_bytes = 0;
+
+  size_t total() const {
+    return routing_bytes + block_bytes + used_bytes + intermediate_bytes + result_bytes +
+           scratch_bytes;
+  }
+};
+
+/// Throws InvalidArgument when max_tokens is negative.
+MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t max_tokens,
+                       int num_threads);
+
+size_t workspace_bytes_in_place(const ExpertsQuery& query, int64_t max_tokens, int num_threads);
+
+/// Rows [begin, end) of the sorted pairs, all of one expert; at most kMaxBlockRows.
+struct RowBlock {
+  int64_t expert = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+struct RowBlockList {
+  const RowBlock* blocks = nullptr;
+  int64_t count = 0;
+};
+
+/// Columns [begin, end) of the output.
+struct ColumnRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+/// The work of one chunk of tokens. The order is: gate_up of all blocks, then for each range of
+/// columns down of all blocks and combine.
+class ExpertsCall {
+ public:
+  ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tokens, Workspace& workspace,
+              ThreadPool& threads);
+
+  const RoutingPlan& plan() const { return plan_; }
+
+  /// The blocks of the i-th active expert, or of all of them, in the order of the sorted pairs. The
+  /// list is valid until the next call of either.
+  RowBlockList blocks_of(int64_t active_index);
+  RowBlockList blocks_of_all();
+  /// One block for every pair.
+  RowBlockList single_rows();
+
+  /// The ranges of columns that the result memory can hold one after the other.
+  int64_t num_ranges() const;
+  ColumnRange range(int64_t i) const;
+
+  /// h = gate function of the rows' gate and up projections: one parallel pass over blocks x
+  /// panels.
+  void gate_up(RowBlockList list);
+  /// The rows' down projections, with bias and routing weight: one parallel pass over blocks x
+  /// panels.
+  void down(RowBlockList list, ColumnRange range);
+  /// The sum over each token's slots, in their order; writes every output row.
+  void combine(ColumnRange range);
+
+ private:
+  int64_t num_gate_up_panels() const;
+  void gate_up_panel(const RowBlock& block, int64_t panel, const PanelScratch& scratch) const;
+  void down_panel(const RowBlock& block, ColumnRange range, int64_t panel,
+                  const PanelScratch& scratch) const;
+  void apply_gate(const RowBlock& block, int64_t first, int columns, const float* acc) const;
+  void combine_token(int64_t token, ColumnRange range) const;
+  void append_blocks(int64_t active_index, int64_t* count);
+
+  const PreparedExperts& experts_;
+  const ExpertsConfig& config_;
+  const ExpertsWeights& weights_;
+  const RoutedTokens& tokens_;
+  ThreadPool& threads_;
+  const KernelTable& kernels_;
+  Element compute_;
+  Element stored_;
+  RoutingPlan plan_;
+  RowBlock* blocks_;
+  uint8_t* used_;   // [num_tokens * top_k] the slot names an expert
+  char* h_;         // [num_pairs, intermediate_size] in the compute dtype, sorted order
+  float* results_;  // [num_tokens * top_k, range_columns_], by pair
+  int64_t range_columns_;
+  PerThreadScratch scratch_;
+};
+
+/// Calls run(call) for each chunk of the tokens.
+void for_each_chunk(const PreparedExperts& experts, const RoutedTokens& tokens,
+                    Workspace& workspace, ThreadPool& threads,
+                    FunctionRef<void(ExpertsCall& call)> run);
+
+}  // namespace cadre::cpu
