@@ -1,0 +1,107 @@
+#include "layers/decoder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace cadre {
+
+Decoder::Decoder(const DecoderConfig& config, DecoderWeights weights, DenseOps& ops)
+    : config_(config),
+      weights_(std::move(weights)),
+      ops_(ops),
+      rope_(rope_frequencies(config.rope)) {}
+
+size_t Decoder::workspace_bytes(int64_t max_tokens, int num_threads) const {
+  const WorkspaceQuery query{ops_, max_tokens, config_.compute_dtype, num_threads};
+  const int64_t hidden = config_.hidden_size;
+  size_t block = query.tensor(DType::kF32, hidden) + query.linear(hidden);  // the head's
+  for (const DecoderLayer& layer : weights_.layers) {
+    block = std::max(block, layer.attention.workspace_bytes(query));
+    if (const auto* mlp = std::get_if<Mlp>(&layer.feed_forward)) {
+      block = std::max(block, query.tensor(DType::kF32, hidden) + mlp->workspace_bytes(query));
+    } else {
+      block = std::max(block, std::get<MoeBlock>(layer.feed_forward).workspace_bytes(query));
+    }
+  }
+  return query.tensor(DType::kF32, hidden) + query.tensor(config_.compute_dtype, hidden) +
+         2 * query.tensor(DType::kF32, config_.rope.rotary_dim / 2) + block;
+}
+
+void Decoder::reserve(int64_t max_tokens) {
+  if (max_tokens <= reserved_tokens_) return;
+  positions_.resize(static_cast<size_t>(max_tokens));
+  rows_.resize(static_cast<size_t>(max_tokens));
+  reserved_tokens_ = max_tokens;
+}
+
+void Decoder::forward(const DecoderStep& step, KvStore& cache, Workspace& workspace,
+                      const Stream& stream, MoeObserver* observer) {
+  const auto num_tokens = static_cast<int64_t>(step.token_ids.size());
+  CADRE_ASSERT(num_tokens <= reserved_tokens_);
+  for (const SequenceSpan& s : step.sequences) {
+    for (int64_t t = 0; t < s.num_tokens; ++t) {
+      positions_[static_cast<size_t>(s.first_row + t)] = static_cast<int32_t>(s.past + t);
+    }
+  }
+  const Workspace::Scope scope(workspace);
+  ForwardContext context{ops_, workspace, stream,  config_.compute_dtype, step.sequences, {},
+                         {},   cache,     observer};
+  const MutableTensorView residual = context.take(DType::kF32, {num_tokens, config_.hidden_size});
+  const Dims angles{num_tokens, static_cast<int64_t>(rope_.inverse.size())};
+  const MutableTensorView cos = context.take(DType::kF32, angles);
+  const MutableTensorView sin = context.take(DType::kF32, angles);
+  ops_.rope_angles({positions_.data(), step.token_ids.size()}, rope_.inverse, rope_.scale, cos, sin,
+                   stream);
+  context.rope_cos = cos;
+  context.rope_sin = sin;
+  ops_.embedding(step.token_ids, weights_.embedding, residual, stream);
+  run_layers(residual, context);
+  write_logits(step, residual, context);
+}
+
+void Decoder::run_layers(MutableTensorView residual, const ForwardContext& context) const {
+  const Workspace::Scope scope(context.workspace);
+  const MutableTensorView x = context.take(config_.compute_dtype, residual.shape());
+  for (int64_t l = 0; l < num_layers(); ++l) {
+    const DecoderLayer& layer = weights_.layers[static_cast<size_t>(l)];
+    ops_.rms_norm(residual, layer.input_norm, config_.norm_eps, x, context.stream);
+    layer.attention.forward(x, residual, l, context);
+    ops_.rms_norm(residual, layer.post_attention_norm, config_.norm_eps, x, context.stream);
+    if (const auto* moe = std::get_if<MoeBlock>(&layer.feed_forward)) {
+      moe->forward(x, residual, l, context);
+    } else {
+      const Workspace::Scope inner(context.workspace);
+      const MutableTensorView out = context.take(DType::kF32, residual.shape());
+      std::get<Mlp>(layer.feed_forward).forward(x, out, context);
+      ops_.add(residual, out, context.stream);
+    }
+  }
+}
+
+void Decoder::write_logits(const DecoderStep& step, const TensorView& residual,
+                           const ForwardContext& context) {
+  const auto count = static_cast<int64_t>(step.wanted.size());
+  if (count == 0) return;
+  for (size_t i = 0; i < step.wanted.size(); ++i) rows_[i] = step.wanted[i].row;
+  const Workspace::Scope scope(context.workspace);
+  const Dims shape{count, config_.hidden_size};
+  const MutableTensorView picked = context.take(DType::kF32, shape);
+  const MutableTensorView x = context.take(config_.compute_dtype, shape);
+  ops_.gather_rows(residual, {rows_.data(), step.wanted.size()}, picked, context.stream);
+  ops_.rms_norm(picked, weights_.norm, config_.norm_eps, x, context.stream);
+  // One product for each run of neighbouring target rows.
+  for (int64_t begin = 0; begin < count;) {
+    const int64_t target = step.wanted[static_cast<size_t>(begin)].target;
+    int64_t end = begin + 1;
+    while (end < count && step.wanted[static_cast<size_t>(end)].target == target + end - begin) {
+      ++end;
+    }
+    ops_.linear(x.slice(begin, end), weights_.head, step.logits.slice(target, target + end - begin),
+                context.workspace, context.stream);
+    begin = end;
+  }
+}
+
+}  // namespace cadre

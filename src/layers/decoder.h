@@ -1,0 +1,87 @@
+// A decoder-only transformer: embedding, layers of attention and MLP or MoE, norm, output head. The
+// residual stream is float32 whatever the compute dtype.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "layers/attention.h"
+#include "layers/kv_store.h"
+#include "layers/moe_block.h"
+#include "layers/rope.h"
+
+namespace cadre {
+
+struct DecoderLayer {
+  TensorView input_norm;
+  Attention attention;
+  TensorView post_attention_norm;
+  std::variant<Mlp, MoeBlock> feed_forward;
+};
+
+struct DecoderWeights {
+  TensorView embedding;  // [vocab_size, hidden_size]
+  std::vector<DecoderLayer> layers;
+  TensorView norm;
+  LinearWeights head;  // [vocab_size, hidden_size]
+};
+
+struct DecoderConfig {
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  float norm_eps = 1e-6f;
+  DType compute_dtype = DType::kF32;
+  RopeConfig rope = {};
+};
+
+/// Where a row of logits goes.
+struct LogitsRow {
+  int32_t row = 0;     // of this step's tokens
+  int64_t target = 0;  // of the logits
+};
+
+/// One step: at most reserved_tokens() new tokens.
+struct DecoderStep {
+  std::span<const int32_t> token_ids;
+  std::span<const SequenceSpan> sequences;  // cover all tokens, in order
+  std::span<const LogitsRow> wanted;        // ascending in both members
+  MutableTensorView logits;                 // [rows, vocab_size] f32
+};
+
+class Decoder {
+ public:
+  Decoder(const DecoderConfig& config, DecoderWeights weights, DenseOps& ops);
+
+  const DecoderConfig& config() const { return config_; }
+  int64_t num_layers() const { return static_cast<int64_t>(weights_.layers.size()); }
+  const AttentionShape& attention_shape() const {
+    return weights_.layers.front().attention.config().shape;
+  }
+
+  size_t workspace_bytes(int64_t max_tokens, int num_threads) const;
+  /// Host memory of steps of up to max_tokens tokens.
+  void reserve(int64_t max_tokens);
+  int64_t reserved_tokens() const { return reserved_tokens_; }
+
+  /// Runs a step and stores its keys and values; lengths of the cache are the caller's.
+  void forward(const DecoderStep& step, KvStore& cache, Workspace& workspace, const Stream& stream,
+               MoeObserver* observer);
+
+ private:
+  void run_layers(MutableTensorView residual, const ForwardContext& context) const;
+  void write_logits(const DecoderStep& step, const TensorView& residual,
+                    const ForwardContext& context);
+
+  DecoderConfig config_;
+  DecoderWeights weights_;
+  DenseOps& ops_;
+  RopeFrequencies rope_;
+  int64_t reserved_tokens_ = 0;
+  std::vector<int32_t> positions_;  // [reserved_tokens]
+  std::vector<int32_t> rows_;       // [reserved_tokens] rows whose logits are wanted
+};
+
+}  // namespace cadre

@@ -1,0 +1,69 @@
+// The MoE layers of one sub-config. They share one backend, which can be switched at any time: what
+// a backend prepared is kept as long as it costs no memory, so that going back and forth allocates
+// nothing.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/experts.h"
+
+namespace cadre {
+
+class ExpertsGroup {
+ public:
+  /// One backend, ready for all layers.
+  struct Choice {
+    std::string name;
+    ExpertsBackend* backend = nullptr;
+    std::vector<std::unique_ptr<PreparedExperts>> layers;
+    size_t added_bytes = 0;
+  };
+
+  /// `query`: what this group's experts ask of a backend.
+  ExpertsGroup(std::string sub_config, const ExpertsQuery& query)
+      : sub_config_(std::move(sub_config)), query_(query) {}
+
+  const std::string& sub_config() const { return sub_config_; }
+  const ExpertsQuery& query() const { return query_; }
+  int64_t num_layers() const { return static_cast<int64_t>(weights_.size()); }
+
+  /// Adds the experts of one more layer and returns the layer's index in the group. Only before the
+  /// first choice.
+  int64_t add_layer(std::shared_ptr<const ExpertsWeights> weights);
+
+  /// The prepared form for `name`, made now when there is none; returns its index. Nothing is
+  /// switched. Throws InvalidArgument for an unknown name and Unsupported, with the reasons of
+  /// every backend, for one that cannot run here.
+  size_t prepare(std::string_view name);
+  bool is_prepared(std::string_view name) const { return find(name) != kNone; }
+  /// Prepares every backend that can run and reads weights in place.
+  void prepare_in_place();
+  /// Makes a prepared backend the current one.
+  void activate(size_t choice) noexcept { active_ = choice; }
+  /// Frees prepared forms that hold memory of their own and are not current.
+  void drop_unused();
+  /// "grouped_mm" where it can run, else "eager".
+  std::string default_name() const;
+
+  const Choice& active() const { return choices_[active_]; }
+  size_t active_index() const { return active_; }
+  size_t added_bytes() const;
+  /// The largest workspace over all prepared backends, so that switching needs none.
+  size_t workspace_bytes(int64_t max_tokens, int num_threads) const;
+
+ private:
+  size_t find(std::string_view name) const;  // kNone when not prepared
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+
+  std::string sub_config_;
+  ExpertsQuery query_;
+  std::vector<std::shared_ptr<const ExpertsWeights>> weights_;
+  std::vector<Choice> choices_;
+  size_t active_ = kNone;
+};
+
+}  // namespace cadre

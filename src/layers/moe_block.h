@@ -1,0 +1,43 @@
+// A Mixture-of-Experts layer: router, experts through the group's current backend, and where the
+// family has one, a shared expert.
+#pragma once
+
+#include <optional>
+
+#include "layers/experts_group.h"
+#include "layers/mlp.h"
+#include "layers/router.h"
+
+namespace cadre {
+
+/// An expert that every token passes; with a gate [1, hidden_size], scaled by its sigmoid.
+struct SharedExpert {
+  Mlp mlp;
+  LinearWeights gate = {};
+};
+
+class MoeBlock {
+ public:
+  /// `group` must outlive the block; `index`: what add_layer() returned.
+  MoeBlock(const Router& router, const ExpertsGroup& group, int64_t index,
+           std::optional<SharedExpert> shared_expert = {})
+      : router_(router), group_(&group), index_(index), shared_expert_(std::move(shared_expert)) {}
+
+  size_t workspace_bytes(const WorkspaceQuery& query) const;
+  /// residual += experts(x) + shared expert(x)
+  void forward(const TensorView& x, MutableTensorView residual, int64_t layer,
+               const ForwardContext& context) const;
+
+ private:
+  void run_experts(const TensorView& x, MutableTensorView out, int64_t layer,
+                   const ForwardContext& context) const;
+  void add_shared(const TensorView& x, MutableTensorView residual,
+                  const ForwardContext& context) const;
+
+  Router router_;
+  const ExpertsGroup* group_;
+  int64_t index_;
+  std::optional<SharedExpert> shared_expert_;
+};
+
+}  // namespace cadre

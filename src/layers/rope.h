@@ -1,0 +1,36 @@
+// Rotary position embeddings: from the parameters in a config to inverse frequencies. Sources: the
+// RoPE paper (arXiv 2104.09864), YaRN (arXiv 2309.00071), the Llama 3.1 model card.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace cadre {
+
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
+
+struct RopeConfig {
+  RopeType type = RopeType::kDefault;
+  double theta = 10000;
+  int64_t rotary_dim = 0;            // elements of a head that are rotated; even
+  double factor = 1;                 // linear, llama3, yarn: how far the context is stretched
+  double original_max_position = 0;  // llama3, yarn: the context before stretching
+  double low_freq_factor = 1;        // llama3
+  double high_freq_factor = 4;       // llama3
+  double beta_fast = 32;             // yarn
+  double beta_slow = 1;              // yarn
+  bool truncate = true;              // yarn: whole dimensions at the ends of the ramp
+  std::optional<double> attention_factor = {};  // yarn: scale of cos and sin, when given
+  std::optional<double> mscale = {};            // yarn: both given: their ratio is the scale
+  std::optional<double> mscale_all_dim = {};
+};
+
+struct RopeFrequencies {
+  std::vector<float> inverse;  // [rotary_dim / 2]
+  float scale = 1;             // of cos and sin
+};
+
+RopeFrequencies rope_frequencies(const RopeConfig& config);
+
+}  // namespace cadre

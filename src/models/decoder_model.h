@@ -1,0 +1,73 @@
+// The Model of every decoder-only family: one decoder, its groups of experts, and the memory that
+// forwards take.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/model.h"
+#include "cadre/thread_pool.h"
+#include "cadre/workspace.h"
+#include "layers/decoder.h"
+#include "models/model_builder.h"
+
+namespace cadre {
+
+class DecoderModel final : public Model {
+ public:
+  /// Largest piece that a forward is cut into: beyond it, a longer piece reads weights hardly less
+  /// often per token, and only the workspace grows.
+  static constexpr int64_t kMaxStepTokens = 2048;
+  /// Piece of a forward that nobody reserved for.
+  static constexpr int64_t kDefaultStepTokens = 512;
+
+  /// `owner` keeps the weights mapped.
+  DecoderModel(ModelInfo info, BuiltModel model, size_t mapped_bytes,
+               std::shared_ptr<const void> owner, int num_threads);
+
+  const ModelInfo& info() const override { return info_; }
+  MemoryReport memory() const override;
+  std::unique_ptr<KvCache> new_cache(int64_t num_sequences, int64_t max_tokens) override;
+  void reserve(int64_t max_tokens) override;
+  void forward(const ForwardInput& input, KvCache& cache, MutableTensorView logits,
+               const MoeHooks* hooks) override;
+  ExpertsImplementation get_experts_implementation() const override;
+  void set_experts_implementation(const ExpertsImplementation& map) override;
+  void set_experts_implementation(std::string_view name) override;
+  ExpertsQuery experts_query(std::string_view sub_config) const override;
+
+  /// The first choice, for each group `map`'s or its default; prepares what reads in place too.
+  void choose_at_load(const ExpertsImplementation& map);
+
+ private:
+  class Cache;
+
+  KvShape cache_shape(int64_t num_sequences, int64_t max_tokens) const;
+  Cache& check_input(const ForwardInput& input, KvCache& cache, const TensorView& logits) const;
+  void run_steps(const ForwardInput& input, KvStore& store, const MutableTensorView& logits,
+                 MoeObserver* observer);
+  // Fills spans_ and wanted_ with the next piece that begins at token `begin`; returns its end.
+  int64_t plan_step(const ForwardInput& input, const KvStore& store, int64_t begin);
+  // Prepares, makes room, and only then switches; `name_of_group(group)` is empty for "as it is".
+  template <typename NameOfGroup>
+  void switch_groups(const NameOfGroup& name_of_group);
+  void fit_workspace();
+
+  ModelInfo info_;
+  std::shared_ptr<const void> owner_;
+  size_t mapped_bytes_;
+  std::vector<std::unique_ptr<ExpertsGroup>> groups_;
+  std::string whole_;  // the name last set for the model as a whole
+  Decoder decoder_;
+  ThreadPool threads_;
+  Workspace workspace_;
+  std::shared_ptr<std::atomic<size_t>> cache_bytes_;  // of all living caches
+  // A forward's plan, sized by reserve().
+  std::vector<SequenceSpan> spans_;
+  std::vector<LogitsRow> wanted_;
+  std::vector<size_t> pending_;  // choice per group during a switch
+};
+
+}  // namespace cadre

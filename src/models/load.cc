@@ -1,0 +1,116 @@
+// from_pretrained and inspect_model: from a folder to a model, or to a report about it.
+#include <utility>
+
+#include "cadre/error.h"
+#include "cadre/model.h"
+#include "core/str_cat.h"
+#include "io/checkpoint.h"
+#include "models/decoder_model.h"
+#include "models/registry.h"
+
+namespace cadre {
+namespace {
+
+DType compute_dtype(const Checkpoint& checkpoint, const LoadOptions& options) {
+  if (options.dtype) {
+    if (!is_compute_dtype(*options.dtype)) {
+      throw InvalidArgument(
+          str_cat("dtype: expected float32, bfloat16 or float16, got ", *options.dtype));
+    }
+    return *options.dtype;
+  }
+  if (const std::optional<DType> named = read_dtype(checkpoint.config())) return *named;
+  for (const CheckpointTensor& tensor : checkpoint.tensors()) {
+    if (is_compute_dtype(tensor.view.dtype())) return tensor.view.dtype();
+  }
+  return DType::kF32;
+}
+
+void refuse_quantized(const ConfigReader& config) {
+  if (!config.has("quantization_config")) return;
+  const ConfigReader quantization = config.object("quantization_config");
+  throw Unsupported(str_cat(config.origin(), ": quantization_config (quant_method \"",
+                            quantization.text_or("quant_method", "?"),
+                            "\"): quantised checkpoints are not supported yet; load one whose "
+                            "weights are float32, bfloat16 or float16"));
+}
+
+std::vector<TokenId> eos_token_ids(const Checkpoint& checkpoint) {
+  if (const auto& generation = checkpoint.generation_config()) {
+    if (generation->has("eos_token_id")) return read_eos_token_ids(*generation);
+  }
+  return read_eos_token_ids(checkpoint.config());
+}
+
+ModelInfo model_info(const Checkpoint& checkpoint, const Architecture& architecture,
+                     const BuiltModel& model, DType dtype, Device device) {
+  ModelInfo info;
+  info.architecture = architecture.name;
+  info.model_type = architecture.model_type;
+  info.path = checkpoint.folder().string();
+  info.compute_dtype = dtype;
+  info.device = device;
+  info.vocab_size = model.text.vocab_size;
+  info.hidden_size = model.text.hidden_size;
+  info.num_layers = model.text.num_layers;
+  info.num_moe_layers = model.num_moe_layers;
+  info.max_position_embeddings = model.text.max_position_embeddings;
+  info.eos_token_ids = eos_token_ids(checkpoint);
+  for (const auto& group : model.groups) {
+    if (!group->sub_config().empty()) info.sub_configs.push_back(group->sub_config());
+  }
+  return info;
+}
+
+// A checkpoint seen through its family's eyes; faults of its tensors are in `weights`.
+struct Opened {
+  explicit Opened(const std::string& path, const LoadOptions& options)
+      : checkpoint(Checkpoint::open(resolve_model_path(path, options.revision))),
+        weights(checkpoint) {
+    refuse_quantized(checkpoint.config());
+    const Architecture architecture = find_architecture(checkpoint.config());
+    const DType dtype = compute_dtype(checkpoint, options);
+    ModelBuilder builder(checkpoint.config(), weights, dtype, options.device);
+    model = architecture.build(builder);
+    info = model_info(checkpoint, architecture, model, dtype, options.device);
+  }
+
+  Checkpoint checkpoint;
+  WeightLoader weights;
+  BuiltModel model;
+  ModelInfo info;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> Model::from_pretrained(const std::string& path, const LoadOptions& options) {
+  dense_ops(options.device.type);  // refuses the device before any file is read
+  Opened opened(path, options);
+  opened.weights.check_complete();
+  auto model = std::make_unique<DecoderModel>(std::move(opened.info), std::move(opened.model),
+                                              opened.checkpoint.mapped_bytes(),
+                                              opened.checkpoint.owner(), options.num_threads);
+  model->choose_at_load(options.experts_implementation);
+  return model;
+}
+
+ModelReport inspect_model(const std::string& path, const LoadOptions& options) {
+  Opened opened(path, options);
+  ModelReport report;
+  report.info = opened.info;
+  for (const auto& group : opened.model.groups) {
+    report.experts.emplace_back(group->sub_config(), group->query());
+  }
+  report.used = opened.weights.used();
+  report.left_over = opened.weights.left_over();
+  report.missing = opened.weights.missing_and_unfit();
+  for (const TensorReport& tensor : report.used) {
+    report.bytes_per_part[tensor.part] += tensor.bytes;
+  }
+  for (const TensorReport& tensor : report.left_over) {
+    report.bytes_per_part[tensor.part] += tensor.bytes;
+  }
+  return report;
+}
+
+}  // namespace cadre

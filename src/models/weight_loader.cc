@@ -1,0 +1,113 @@
+#include "models/weight_loader.h"
+
+#include <algorithm>
+
+#include "cadre/error.h"
+#include "core/str_cat.h"
+
+namespace cadre {
+namespace {
+
+// A config that asks for this many tensors too many is nonsense; gathering on would only take time.
+constexpr size_t kMaxFaults = 20000;
+// Names in one message.
+constexpr size_t kMaxListed = 10;
+
+// Buffers that older checkpoints carry and every implementation computes anew.
+bool is_derived(std::string_view name) {
+  constexpr std::string_view kSuffix = "rotary_emb.inv_freq";
+  return name.size() >= kSuffix.size() && name.substr(name.size() - kSuffix.size()) == kSuffix;
+}
+
+TensorReport report(const CheckpointTensor& tensor, std::string_view part) {
+  return {tensor.name,         tensor.file,         std::string(part),
+          tensor.view.dtype(), tensor.view.shape(), tensor.view.nbytes()};
+}
+
+std::string listed(const std::vector<std::string>& items) {
+  std::string text;
+  for (size_t i = 0; i < std::min(items.size(), kMaxListed); ++i) text += "\n  " + items[i];
+  if (items.size() > kMaxListed) text += str_cat("\n  and ", items.size() - kMaxListed, " more");
+  return text;
+}
+
+}  // namespace
+
+TensorView WeightLoader::take(const std::string& name, const Dims& shape, std::string_view part) {
+  const TensorView stand_in(nullptr, DType::kF32, shape);
+  const CheckpointTensor* tensor = checkpoint_.find(name);
+  if (tensor == nullptr) {
+    missing_.push_back(str_cat(name, " ", shape));
+    check_fault_count();
+    return stand_in;
+  }
+  seen_.insert(name);
+  used_.push_back(report(*tensor, part));
+  if (!(tensor->view.shape() == shape)) {
+    add_fault(str_cat(tensor->file, ": tensor \"", name, "\": expected shape ", shape, ", found ",
+                      tensor->view.shape(), " (", tensor->view.dtype(), ")"));
+    return stand_in;
+  }
+  if (!is_compute_dtype(tensor->view.dtype())) {
+    add_fault(str_cat(tensor->file, ": tensor \"", name, "\": expected float32, bfloat16 or ",
+                      "float16, found ", tensor->view.dtype(), " ", tensor->view.shape()));
+    return stand_in;
+  }
+  return tensor->view;
+}
+
+void WeightLoader::ignore(const std::string& name) {
+  if (has(name)) seen_.insert(name);
+}
+
+void WeightLoader::add_fault(std::string fault) {
+  faults_.push_back(std::move(fault));
+  check_fault_count();
+}
+
+void WeightLoader::check_fault_count() const {
+  if (missing_.size() + faults_.size() > kMaxFaults) check_complete();
+}
+
+std::vector<const CheckpointTensor*> WeightLoader::unused() const {
+  std::vector<const CheckpointTensor*> result;
+  for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
+    if (seen_.find(tensor.name) == seen_.end() && !is_derived(tensor.name)) {
+      result.push_back(&tensor);
+    }
+  }
+  return result;
+}
+
+std::vector<TensorReport> WeightLoader::left_over() const {
+  std::vector<TensorReport> result;
+  for (const CheckpointTensor* tensor : unused()) result.push_back(report(*tensor, "unused"));
+  return result;
+}
+
+std::vector<std::string> WeightLoader::missing_and_unfit() const {
+  std::vector<std::string> result = missing_;
+  result.insert(result.end(), faults_.begin(), faults_.end());
+  return result;
+}
+
+void WeightLoader::check_complete() const {
+  std::vector<std::string> extra;
+  for (const CheckpointTensor* tensor : unused()) {
+    extra.push_back(str_cat(tensor->name, " ", tensor->view.shape(), " ", tensor->view.dtype(),
+                            " in ", tensor->file));
+  }
+  if (ok() && extra.empty()) return;
+  std::string message = str_cat("load_checkpoint: ", checkpoint_.folder().string(),
+                                ": the weights do not fit config.json");
+  if (!faults_.empty()) message += str_cat("\n", faults_.size(), " unfit:", listed(faults_));
+  if (!missing_.empty()) {
+    message += str_cat("\n", missing_.size(), " missing (name, expected shape):", listed(missing_));
+  }
+  if (!extra.empty()) {
+    message += str_cat("\n", extra.size(), " left over, used by nothing:", listed(extra));
+  }
+  throw CheckpointError(message + "\nfetch the checkpoint again, or look at it with cadre inspect");
+}
+
+}  // namespace cadre

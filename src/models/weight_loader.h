@@ -1,0 +1,53 @@
+// Hands out a checkpoint's tensors by name and keeps the books: what was used for what, what is
+// missing or does not fit, what is left over. Faults are gathered, so that one error names them
+// all.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/model.h"
+#include "io/checkpoint.h"
+
+namespace cadre {
+
+class WeightLoader {
+ public:
+  explicit WeightLoader(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  bool has(std::string_view name) const { return checkpoint_.find(name) != nullptr; }
+
+  /// The tensor `name`, float32, bfloat16 or float16 of this shape. `part` as in TensorReport. A
+  /// tensor that is absent or of another kind is noted as a fault; a view of the expected shape
+  /// without data stands in for it.
+  TensorView take(const std::string& name, const Dims& shape, std::string_view part);
+  /// Notes that a tensor is known and not needed, when it is there.
+  void ignore(const std::string& name);
+  /// Notes any other fault.
+  void add_fault(std::string fault);
+
+  bool ok() const { return missing_.empty() && faults_.empty(); }
+  /// Throws CheckpointError naming the missing, the unfit and the left-over tensors.
+  void check_complete() const;
+
+  std::vector<TensorReport> used() const { return used_; }
+  std::vector<TensorReport> left_over() const;
+  /// "name [shape]" of each missing tensor, then the unfit ones with what was found.
+  std::vector<std::string> missing_and_unfit() const;
+
+ private:
+  void check_fault_count() const;
+  std::vector<const CheckpointTensor*> unused() const;
+
+  const Checkpoint& checkpoint_;
+  std::vector<TensorReport> used_;
+  std::set<std::string, std::less<>> seen_;  // used or ignored
+  std::vector<std::string> missing_;
+  std::vector<std::string> faults_;
+};
+
+}  // namespace cadre
