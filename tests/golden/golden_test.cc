@@ -1,0 +1,117 @@
+// Every model folder under tests/data/models on every CPU backend against the values that
+// Transformers gave (tests/data/README.md says how).
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cadre/model.h"
+#include "golden/model_runs.h"
+#include "support/compare.h"
+
+namespace cadre::test {
+namespace {
+
+using Case = std::tuple<std::string, std::string>;  // fixture, backend
+
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  return std::get<0>(info.param) + "_" + std::get<1>(info.param);
+}
+
+class Golden : public testing::TestWithParam<Case> {
+ protected:
+  Golden() : expected_(read_expected(fixture(name()) / "expected.safetensors")) {}
+
+  static std::string name() { return std::get<0>(GetParam()); }
+  static std::unique_ptr<Model> load(DType dtype) {
+    return Model::from_pretrained(
+        fixture(name()).string(),
+        {.experts_implementation = {{"", std::get<1>(GetParam())}}, .dtype = dtype});
+  }
+  double logits_error(const std::vector<float>& logits) const {
+    return relative_error(std::span<const float>(logits),
+                          std::span<const double>(expected_.logits));
+  }
+
+  Expected expected_;
+};
+
+TEST_P(Golden, LogitsInFloat32) {
+  const auto model = load(DType::kF32);
+  EXPECT_LE(logits_error(all_logits(*model, expected_.input_ids, expected_.batch)), 1e-4);
+}
+
+TEST_P(Golden, GreedyTokensInFloat32) {
+  const auto model = load(DType::kF32);
+  EXPECT_EQ(greedy(*model, expected_.input_ids, expected_.batch, expected_.num_greedy),
+            expected_.greedy_ids);
+}
+
+// The weight of each expert of each row: slots may stand in any order.
+std::map<std::pair<int64_t, int64_t>, double> weight_by_expert(const MoeCapture& moe,
+                                                               int64_t top_k) {
+  std::map<std::pair<int64_t, int64_t>, double> result;
+  for (size_t i = 0; i < moe.top_k_index.size(); ++i) {
+    result[{static_cast<int64_t>(i) / top_k, moe.top_k_index[i]}] = moe.top_k_weights[i];
+  }
+  return result;
+}
+
+TEST_P(Golden, CapturedExpertsInFloat32) {
+  const auto model = load(DType::kF32);
+  std::map<int64_t, MoeCapture> captures;
+  const MoeHooks hooks = capture_into(captures);
+  all_logits(*model, expected_.input_ids, expected_.batch, &hooks);
+  const int64_t top_k = model->experts_query().config.top_k;
+  ASSERT_EQ(captures.size(), expected_.moe.size());
+  ASSERT_EQ(static_cast<int64_t>(captures.size()), model->info().num_moe_layers);
+  for (const auto& [layer, stored] : expected_.moe) {
+    const MoeCapture& moe = captures.at(layer);
+    EXPECT_LE(relative_error(moe.hidden_states, stored.hidden_states), 1e-5) << "layer " << layer;
+    EXPECT_LE(relative_error(moe.output, stored.output), 1e-5) << "layer " << layer;
+    EXPECT_EQ(differing_rows(moe, stored, top_k), 0) << "layer " << layer;
+    const auto weights = weight_by_expert(moe, top_k);
+    for (const auto& [slot, weight] : weight_by_expert(stored, top_k)) {
+      ASSERT_TRUE(weights.count(slot)) << "row " << slot.first << ", expert " << slot.second;
+      EXPECT_NEAR(weights.at(slot), weight, 1e-5);
+    }
+  }
+}
+
+void check_16_bit(Model& model, const Expected& expected, double replayed_bound) {
+  const MoeHooks replay = replay_of(expected.moe);
+  const auto error = [&](const std::vector<float>& logits) {
+    return relative_error(std::span<const float>(logits), std::span<const double>(expected.logits));
+  };
+  EXPECT_LE(error(all_logits(model, expected.input_ids, expected.batch, &replay)), replayed_bound);
+
+  std::map<int64_t, MoeCapture> captures;
+  const MoeHooks capture = capture_into(captures);
+  const double free_error = error(all_logits(model, expected.input_ids, expected.batch, &capture));
+  int64_t differing = 0;
+  for (const auto& [layer, stored] : expected.moe) {
+    differing += differing_rows(captures.at(layer), stored, model.experts_query().config.top_k);
+  }
+  testing::Test::RecordProperty("differently_routed_rows", std::to_string(differing));
+  EXPECT_LE(free_error, 2e-1) << differing << " rows were routed differently";
+}
+
+TEST_P(Golden, LogitsInBfloat16) {
+  const auto model = load(DType::kBF16);
+  check_16_bit(*model, expected_, 1.5e-2);
+}
+
+TEST_P(Golden, LogitsInFloat16) {
+  const auto model = load(DType::kF16);
+  check_16_bit(*model, expected_, 2e-3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Golden,
+                         testing::Combine(testing::ValuesIn(fixture_names()),
+                                          testing::Values("eager", "batched_mm", "grouped_mm")),
+                         case_name);
+
+}  // namespace
+}  // namespace cadre::test
