@@ -1,0 +1,71 @@
+#include "conformance/checker.h"
+
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "core/str_cat.h"
+#include "support/compare.h"
+
+namespace cadre::test {
+
+std::vector<BackendEntry> runnable_backends() {
+  std::vector<BackendEntry> runnable;
+  for (const BackendEntry& entry : list_backends()) {
+    if (entry.backend != nullptr && entry.device == DeviceType::kCpu) runnable.push_back(entry);
+  }
+  return runnable;
+}
+
+std::vector<double> run_backend(ExpertsBackend& backend, const ExpertsQuery& query,
+                                const std::shared_ptr<const ExpertsWeights>& weights,
+                                const RoutedTokens& tokens, ThreadPool& pool) {
+  const auto prepared = backend.prepare(query, weights);
+  const size_t bytes =
+      backend.workspace_bytes(query, tokens.hidden_states.dim(0), pool.num_threads());
+  Workspace workspace(query.device, bytes);
+  {
+    const Workspace::Scope scope(workspace);
+    if (bytes != 0) std::memset(workspace.allocate(bytes), 0xff, bytes);
+  }
+  backend.forward(*prepared, tokens, workspace, Stream::cpu(pool));
+  return to_doubles(tokens.output);
+}
+
+std::vector<double> reference_of(const ExpertsCase& c) {
+  const RoutedTokens tokens = c.tokens();
+  std::vector<double> reference(static_cast<size_t>(tokens.hidden_states.numel()));
+  std::shared_ptr<const ExpertsWeights> weights = c.weights();
+  CaseParams rounded = c.params();
+  std::optional<ExpertsCase> twin;
+  if (is_wider(rounded.stored_dtype, rounded.compute_dtype)) {
+    rounded.round_weights = true;
+    weights = twin.emplace(rounded).weights();
+  }
+  reference_forward(c.params().config, *weights, tokens, reference.data());
+  return reference;
+}
+
+std::string check_against(const std::vector<double>& reference, ExpertsBackend& backend,
+                          ExpertsCase& c, ThreadPool& pool) {
+  const ExpertsQuery query = c.query();
+  if (const Support support = backend.supports(query); !support) {
+    return str_cat("refused: ", to_string(support), "; ", describe(c.params()));
+  }
+  c.poison_output();
+  const std::vector<double> out = run_backend(backend, query, c.weights(), c.tokens(), pool);
+  const double bound = stated_bound(query.compute_dtype, query.format);
+  const double error = relative_error(out, reference);
+  if (error <= bound) return "";
+  size_t worst = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const double distance = std::abs(out[i] - reference[i]);
+    if (!(distance <= std::abs(out[worst] - reference[worst]))) worst = i;
+  }
+  const auto width = static_cast<size_t>(query.config.hidden_size);
+  return str_cat("relative error ", error, " above the stated bound ", bound, "; worst at token ",
+                 worst / width, ", column ", worst % width, ": ", out[worst], " against ",
+                 reference[worst], "; ", describe(c.params()));
+}
+
+}  // namespace cadre::test

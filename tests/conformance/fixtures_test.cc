@@ -1,0 +1,114 @@
+// The 20 cases that Transformers computed (tests/data/experts): independent truth for the reference
+// and for every backend.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cadre/float16.h"
+#include "conformance/checker.h"
+#include "io/safetensors.h"
+#include "support/compare.h"
+
+namespace cadre::test {
+namespace {
+
+struct Fixture {
+  SafetensorsFile file;
+  ExpertsConfig config;
+
+  explicit Fixture(const std::filesystem::path& path) : file(SafetensorsFile::open(path)) {
+    const auto get = [&](const char* key) {
+      return nlohmann::json::parse(file.header().metadata.at(key));
+    };
+    config.num_experts = get("num_experts").get<int64_t>();
+    config.hidden_size = get("hidden_size").get<int64_t>();
+    config.intermediate_size = get("intermediate_size").get<int64_t>();
+    config.top_k = get("top_k").get<int64_t>();
+    config.activation = parse_activation(get("hidden_act").get<std::string>());
+    config.has_gate = get("has_gate").get<bool>();
+    config.has_bias = get("has_bias").get<bool>();
+    config.is_transposed = get("is_transposed").get<bool>();
+    config.is_concatenated = get("is_concatenated").get<bool>();
+    if (!get("swiglu_limit").is_null()) config.swiglu_limit = get("swiglu_limit").get<float>();
+    if (!get("swiglu_alpha").is_null()) config.swiglu_alpha = get("swiglu_alpha").get<float>();
+  }
+
+  TensorView tensor(const std::string& name) const { return file.tensor(name); }
+
+  std::shared_ptr<const ExpertsWeights> weights() const {
+    FusedExperts fused;
+    const std::string up = config.has_gate ? "gate_up_proj" : "up_proj";
+    fused.gate_up_proj = tensor(up);
+    fused.down_proj = tensor("down_proj");
+    if (config.has_bias) {
+      fused.gate_up_proj_bias = tensor(up + "_bias");
+      fused.down_proj_bias = tensor("down_proj_bias");
+    }
+    return std::make_shared<ExpertsWeights>(make_experts_weights(config, fused, file.owner()));
+  }
+
+  RoutedTokens tokens(const MutableTensorView& hidden) const {
+    return {hidden, tensor("top_k_index"), tensor("top_k_weights"), {}};
+  }
+};
+
+std::vector<std::filesystem::path> fixture_paths() {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(CADRE_TEST_DATA "/experts")) {
+    if (entry.path().extension() == ".safetensors") paths.push_back(entry.path());
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+// A tensor's values rounded to another dtype.
+Tensor converted(const TensorView& from, DType dtype) {
+  Tensor to(dtype, from.shape());
+  const std::vector<double> values = to_doubles(from);
+  for (size_t i = 0; i < values.size(); ++i) {
+    write_element(static_cast<char*>(to->mutable_data()) + i * size_of(dtype), dtype, values[i]);
+  }
+  return to;
+}
+
+TEST(Fixtures, AreAllThere) { EXPECT_EQ(fixture_paths().size(), 20u); }
+
+TEST(Fixtures, TheReferenceAgreesWithTransformers) {
+  for (const auto& path : fixture_paths()) {
+    const Fixture fixture(path);
+    const TensorView hidden = fixture.tensor("hidden_states");
+    std::vector<double> out(static_cast<size_t>(hidden.numel()));
+    reference_forward(fixture.config, *fixture.weights(),
+                      fixture.tokens(converted(hidden, DType::kF32)), out.data());
+    EXPECT_LE(relative_error(out, to_doubles(fixture.tensor("output"))), 1e-6) << path;
+  }
+}
+
+TEST(Fixtures, EveryBackendAgreesWithTransformersInEveryComputeDtype) {
+  ThreadPool pool(2);
+  for (const auto& path : fixture_paths()) {
+    const Fixture fixture(path);
+    const auto weights = fixture.weights();
+    const auto expected = to_doubles(fixture.tensor("output"));
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      const Tensor hidden = converted(fixture.tensor("hidden_states"), dtype);
+      ExpertsQuery query;
+      query.config = fixture.config;
+      query.compute_dtype = dtype;
+      query.format = weights->format;
+      for (const BackendEntry& entry : runnable_backends()) {
+        RoutedTokens tokens = fixture.tokens(hidden);
+        const Tensor output(dtype, hidden->shape());
+        tokens.output = output;
+        const auto out = run_backend(*entry.backend, query, weights, tokens, pool);
+        EXPECT_LE(relative_error(out, expected), stated_bound(dtype, query.format))
+            << path << " " << entry.name << " " << name_of(dtype);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cadre::test
