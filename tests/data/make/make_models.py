@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Writes the model folders under tests/data/models whose config keys the bundled fixtures do not cover: tiny random
+checkpoints in the hub's layout and what Transformers 5.17 makes of them (float32 on the stored bfloat16 weights, attention
+and experts eager), laid out like the bundled expected.safetensors. Also tests/data/models/rope.json: inverse frequencies.
+
+    /opt/oracle/bin/python tests/data/make/make_models.py [NAME...]
+"""
+import json
+import pathlib
+import shutil
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
+
+DATA = pathlib.Path(__file__).resolve().parents[1] / "models"
+COMMON = dict(vocab_size=160, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+              num_experts_per_tok=2, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype="bfloat16")
+QWEN = dict(COMMON, intermediate_size=48, moe_intermediate_size=24, num_experts=6)
+QWEN2 = dict(QWEN, shared_expert_intermediate_size=40)
+MIXTRAL = dict(COMMON, intermediate_size=24, num_local_experts=6)
+OLMOE = dict(COMMON, intermediate_size=24, num_experts=6)
+
+
+def older(config):
+    """The spellings of Transformers 4: torch_dtype, rope_theta with rope_scaling, num_experts."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else dict(rope, type=kind)
+    config["torch_dtype"] = config.pop("dtype")
+    if config["model_type"].startswith("qwen") and "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
+    config.pop("layer_types", None)
+    config["transformers_version"] = "4.41.0"
+
+
+def packed(tensors, prefix_from=None, prefix_to=None):
+    """Per-expert tensors -> Transformers 5's packed ones."""
+    names = {"gate_proj": 0, "up_proj": 1, "down_proj": 2, "w1": 0, "w3": 1, "w2": 2}
+    parts, rest = {}, {}
+    for name, tensor in tensors.items():
+        if prefix_from:
+            name = name.replace(prefix_from, prefix_to)
+        head, found, tail = name.partition(".experts.")
+        if not found:
+            rest[name] = tensor
+            continue
+        expert, projection, _ = tail.split(".")
+        parts.setdefault(head, {}).setdefault(int(expert), {})[names[projection]] = tensor
+    for head, experts in parts.items():
+        ordered = [experts[e] for e in sorted(experts)]
+        rest[head + ".experts.gate_up_proj"] = torch.stack([torch.cat([e[0], e[1]]) for e in ordered])
+        rest[head + ".experts.down_proj"] = torch.stack([e[2] for e in ordered])
+    return rest
+
+
+# name: (config, edit of the written config.json or None, edit of the tensors or None, length of the prompt)
+CASES = {
+    "qwen2_moe_dense_layers": (Qwen2MoeConfig(**QWEN2, num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[3],
+                                              norm_topk_prob=True, qkv_bias=False), None, None, 13),
+    "qwen2_moe_sliding_window": (Qwen2MoeConfig(**QWEN2, num_hidden_layers=4, use_sliding_window=True, sliding_window=5,
+                                                max_window_layers=3), None, None, 24),
+    "qwen2_moe_older_config": (Qwen2MoeConfig(**QWEN2, num_hidden_layers=2, rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+                               older, None, 13),
+    "qwen2_moe_packed": (Qwen2MoeConfig(**QWEN2, num_hidden_layers=2, head_dim=12), None, packed, 13),
+    "qwen3_moe_dense_layers": (Qwen3MoeConfig(**QWEN, num_hidden_layers=3, mlp_only_layers=[0], head_dim=16, attention_bias=True,
+                                              norm_topk_prob=False), None, None, 13),
+    "qwen3_moe_sliding_window": (Qwen3MoeConfig(**QWEN, num_hidden_layers=2, head_dim=16, use_sliding_window=True, sliding_window=4),
+                                 None, None, 24),
+    "qwen3_moe_older_config": (Qwen3MoeConfig(**QWEN, num_hidden_layers=2, head_dim=16, tie_word_embeddings=True, norm_topk_prob=True,
+                                              rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}),
+                               older, None, 13),
+    "qwen3_moe_packed": (Qwen3MoeConfig(**QWEN, num_hidden_layers=2, head_dim=10, tie_word_embeddings=True), None, packed, 13),
+    "qwen3_moe_yarn": (Qwen3MoeConfig(**QWEN, num_hidden_layers=2, head_dim=16, hidden_act="gelu_pytorch_tanh", rope_parameters={
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}), None, None, 40),
+    "mixtral_sliding_window": (MixtralConfig(**MIXTRAL, num_hidden_layers=2, sliding_window=6), None, None, 24),
+    "mixtral_older_config": (MixtralConfig(**MIXTRAL, num_hidden_layers=2, head_dim=12,
+                                           rope_parameters={"rope_type": "default", "rope_theta": 20000.0}), older, None, 13),
+    "mixtral_packed": (MixtralConfig(**MIXTRAL, num_hidden_layers=2), None,
+                       lambda t: packed(t, "block_sparse_moe", "mlp"), 13),
+    "olmoe_clip_qkv": (OlmoeConfig(**OLMOE, num_hidden_layers=2, clip_qkv=0.4, attention_bias=True, norm_topk_prob=True),
+                       None, None, 13),
+    "olmoe_older_config": (OlmoeConfig(**dict(OLMOE, num_key_value_heads=None), num_hidden_layers=2, rope_parameters={
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}), older, packed, 70),
+}
+
+
+def randomize(model):
+    """Values of order one everywhere: biases, norms and logits must matter."""
+    for name, parameter in model.named_parameters():
+        with torch.no_grad():
+            if name.endswith("norm.weight"):
+                parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+            elif name.endswith(".bias"):
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+            elif "embed_tokens" in name or "lm_head" in name:
+                parameter.copy_(0.5 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(1.2 * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+
+
+def capture(model, layers):
+    """Hooks on the experts of each MoE layer."""
+    seen = {}
+
+    def hook(layer):
+        def run(module, inputs, output):
+            hidden, index, weights = inputs
+            seen[f"moe{layer}.hidden_states"] = hidden.reshape(-1, hidden.shape[-1]).clone()
+            seen[f"moe{layer}.top_k_index"] = index.to(torch.int64).clone()
+            seen[f"moe{layer}.top_k_weights"] = weights.to(torch.float32).clone()
+            seen[f"moe{layer}.output"] = output.reshape(-1, output.shape[-1]).clone()
+        return run
+
+    handles = [layer.mlp.experts.register_forward_hook(hook(i)) for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")]
+    return seen, handles
+
+
+def reference(folder, length):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+    model.eval()
+    ids = torch.randint(3, model.config.vocab_size, (2, length))
+    seen, handles = capture(model, model.model.layers)
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits.float()
+    for handle in handles:
+        handle.remove()
+    greedy = ids
+    with torch.no_grad():
+        for _ in range(10):
+            step = model(greedy, use_cache=False).logits[:, -1]
+            top = step.topk(2).values
+            assert ((top[:, 0] - top[:, 1]) > 1e-3).all(), "a near-tie: take another seed"
+            greedy = torch.cat([greedy, step.argmax(-1, keepdim=True)], 1)
+    return dict(seen, input_ids=ids, logits=logits, greedy_ids=greedy[:, length:])
+
+
+def make(name, seed):
+    config, edit_config, edit_tensors, length = CASES[name]
+    torch.manual_seed(seed)
+    folder = DATA / name
+    shutil.rmtree(folder, ignore_errors=True)
+    config._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(model)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    expected = reference(folder, length)
+    if edit_config:
+        text = json.loads((folder / "config.json").read_text())
+        edit_config(text)
+        (folder / "config.json").write_text(json.dumps(text, indent=1) + "\n")
+    if edit_tensors:
+        tensors = edit_tensors(load_file(folder / "model.safetensors"))
+        save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{name}: {size / 1024:.0f} KiB")
+    assert size < 400 * 1024
+
+
+def make_rope():
+    """Inverse frequencies and scale of cos and sin for each rope type."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    rows = []
+    for parameters in [
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 8192},
+        {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 32768},
+        {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+         "beta_slow": 1.0, "truncate": False},
+        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
+         "mscale_all_dim": 0.707},
+        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 4096, "attention_factor": 0.75},
+    ]:
+        config = Qwen3MoeConfig(hidden_size=128, num_attention_heads=2, head_dim=64, max_position_embeddings=131072, rope_parameters=dict(parameters))
+        inverse, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu")
+        rows.append(dict(parameters, head_dim=64, inverse_frequencies=inverse.tolist(), scale=scale))
+    (DATA / "rope.json").write_text(json.dumps({"cases": rows}, indent=1) + "\n")
+
+
+SEEDS = {}
+if __name__ == "__main__":
+    names = sys.argv[1:] or [*CASES, "rope"]
+    for case in names:
+        make_rope() if case == "rope" else make(case, SEEDS.get(case, 20))
