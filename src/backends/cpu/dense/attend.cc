@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 namespace cadre::cpu {
 namespace {
@@ -109,15 +110,22 @@ __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) void atte
 
 }  // namespace
 
-AttendFunction attend_function() {
+std::span<const AttendFunction> attend_functions() {
+  static const std::vector<AttendFunction> functions = [] {
+    std::vector<AttendFunction> result;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    return attend_avx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return attend_avx2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+      result.push_back(attend_avx512);
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      result.push_back(attend_avx2);
+    }
 #endif
-  return attend_generic;
+    result.push_back(attend_generic);
+    return result;
+  }();
+  return functions;
 }
 
 }  // namespace cadre::cpu

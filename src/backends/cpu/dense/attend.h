@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace cadre::cpu {
 
@@ -27,7 +28,7 @@ struct AttendArgs {
 
 using AttendFunction = void (*)(const AttendArgs&);
 
-/// The fastest form that this processor runs.
-AttendFunction attend_function();
+/// The forms that this processor runs, fastest first; the last one runs anywhere.
+std::span<const AttendFunction> attend_functions();
 
 }  // namespace cadre::cpu

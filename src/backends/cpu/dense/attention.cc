@@ -204,7 +204,7 @@ void CpuDenseOps::attention(const AttentionArgs& args, Workspace& workspace, con
   const Workspace::Scope scope(workspace);
   const size_t stride = Scratch::bytes(args.q.dim(2));
   auto* memory = static_cast<std::byte*>(workspace.allocate(stride * static_cast<size_t>(threads)));
-  const AttendFunction attend = attend_function();
+  const AttendFunction attend = attend_functions().front();
   stream.threads->parallel_for(cut.count(), [&](int64_t index, int thread) {
     const Piece piece = cut.piece(index);
     const Scratch scratch(memory + stride * static_cast<size_t>(thread), args.q.dim(2));
