@@ -7,9 +7,8 @@
     {io, layers} <- models <- generation <- {cli, python}
 
 A backend sees core, quant, experts, dense, itself and its own device's kernels/, never a sibling; nobody
-includes anything from backends/. Public headers include public headers only. Tests (*_test.cc, tests/, fuzz/,
-bench/) link the whole library and may include anything but a backend's insides other than their own;
-examples/ see the public headers alone.
+includes anything from backends/. Public headers include public headers only, and examples/ see nothing else.
+Tests (*_test.cc and their *_fixture.h, tests/, fuzz/, bench/) link the whole library and may include anything.
 
     scripts/check_layers.py [ROOT]     prints each wrong include; exit status 1 when there is one
 """
@@ -90,18 +89,17 @@ def find_include(root, source, name):
 def wrong(source, target):
     """Why `source` may not include `target`; None when it may."""
     top, own, theirs = source.parts[0], backend_of(source), backend_of(target)
-    is_test = top in FREE or source.name.endswith("_test.cc")
-    if theirs and theirs != own and not is_test:
+    is_test = top in FREE or source.name.endswith(("_test.cc", "_fixture.h"))
+    if is_test:
+        return None
+    if theirs:
         if own is None:
             return "nobody includes a backend; the generated table is the only link"
-        if theirs != (own[0], "kernels"):
+        if theirs not in (own, (own[0], "kernels")):
             return "a backend sees itself and its device's kernels/, never a sibling"
         return None
-    if theirs and theirs == own or is_test:
-        return None
-    if top == "include" or top == "examples":
-        if target.parts[0] not in ("include", top):
-            return f"{top}/ includes public headers only"
+    if top in ("include", "examples") and target.parts[0] not in ("include", top):
+        return f"{top}/ includes public headers only"
     if top == "examples":
         return None
     layer, left = layer_of(source), layer_of(target)

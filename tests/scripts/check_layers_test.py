@@ -95,6 +95,7 @@ class CheckLayersTest(unittest.TestCase):
             ("cli/a.cc", "options.h"),
             ("src/experts/plan_test.cc", "support/temp.h"),
             ("src/experts/plan_test.cc", "io/json.h"),
+            ("src/experts/plan_fixture.h", "support/temp.h"),
             ("tests/conformance/a.cc", "experts/plan.h"),
         ]:
             with self.subTest(source=source, include=include):
