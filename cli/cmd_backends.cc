@@ -124,7 +124,7 @@ Json to_json(const std::vector<Answer>& answers, const ModelReport* report) {
   json["backends"] = Json::array();
   for (const Answer& answer : answers) {
     Json row = {{"name", answer.name},
-                {"device", to_string(answer.device)},
+                {"device", name_of(answer.device.type)},
                 {"runs", answer.runs()},
                 {"formats", names_of(answer.formats)},
                 {"dtypes", names_of(answer.dtypes)},
@@ -143,7 +143,7 @@ std::string to_text(const std::vector<Answer>& answers, const ModelReport* repor
   Table table(header);
   for (const Answer& answer : answers) {
     std::vector<std::string> row = {answer.name,
-                                    to_string(answer.device),
+                                    std::string(name_of(answer.device.type)),
                                     answer.runs() ? "yes" : "no",
                                     join(names_of(answer.formats)),
                                     join(names_of(answer.dtypes)),

@@ -2,7 +2,6 @@
 // what it throws into one message and an exit status.
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <csignal>
 #include <string>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "cadre/version.h"
 #include "commands.h"
 #include "exit_codes.h"
+#include "help.h"
 #include "output.h"
 #include "suggest.h"
 
@@ -91,7 +91,7 @@ int run(int argc, char** argv) {
   app.footer(kFooter);
   app.set_version_flag("--version", str_cat("cadre ", version()));
   app.require_subcommand(1);
-  app.get_formatter()->column_width(34);
+  app.formatter(std::make_shared<HelpFormatter>());
   add_generate(app, common, run);
   add_forward(app, common, run);
   add_experts(app, common, run);

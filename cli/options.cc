@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <CLI/Config.hpp>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 

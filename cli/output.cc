@@ -9,6 +9,7 @@
 
 #include "cadre/error.h"
 #include "core/str_cat.h"
+#include "io/file_handle.h"
 
 namespace cadre::cli {
 
@@ -20,9 +21,8 @@ bool write_stdout(std::string_view text) {
     } else if (errno == EPIPE) {
       return false;
     } else if (errno != EINTR) {
-      throw Error(str_cat("standard output: cannot write ", text.size(),
-                          " bytes: ", std::generic_category().message(errno),
-                          "; free space there or send the output elsewhere"));
+      throw Error(str_cat("standard output: cannot write ", text.size(), " bytes: ",
+                          errno_text(errno), "; free space there or send the output elsewhere"));
     }
   }
   return true;
@@ -41,18 +41,17 @@ void note(std::string_view text, bool quiet) {
 }
 
 void require_writable(const std::filesystem::path& path) {
-  if (path.empty()) return;
-  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   std::error_code ignored;
-  const bool exists = std::filesystem::exists(path, ignored);
-  if (std::filesystem::is_directory(path, ignored)) {
-    throw Error(str_cat("--out ", path.string(), ": expected the path of a file, got a folder"));
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) {
+    throw Error(str_cat("--out ", path.string(), ": expected the name of a file, got a folder"));
   }
-  if (exists && access(path.c_str(), W_OK) == 0) return;
-  if (access(folder.c_str(), W_OK | X_OK) == 0 && !exists) return;
-  const std::string reason = std::generic_category().message(errno);
-  throw Error(str_cat("--out ", path.string(), ": cannot write there: ", reason,
-                      "; make the folder ", folder.string(), " or name another place"));
+  if (path.empty() || std::filesystem::exists(status)) return;  // the writer says the rest
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return;
+  const std::string reason = errno_text(errno);
+  throw Error(str_cat("--out ", path.string(), ": cannot write in the folder ", folder.string(),
+                      ": ", reason, "; make it or name another place"));
 }
 
 }  // namespace cadre::cli

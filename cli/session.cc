@@ -1,13 +1,12 @@
 #include "session.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
-#include <iterator>
-#include <system_error>
 
 #include "convert.h"
+#include "io/file_handle.h"
 #include "io/safetensors.h"
 #include "progress.h"
 
@@ -15,17 +14,17 @@ namespace cadre::cli {
 
 namespace {
 
-std::string read_stdin() {
+std::string read_all(int descriptor, const std::string& origin) {
   std::string text;
   char buffer[1 << 16];
   for (;;) {
-    const ssize_t count = ::read(STDIN_FILENO, buffer, sizeof buffer);
+    const ssize_t count = ::read(descriptor, buffer, sizeof buffer);
     if (count == 0) return text;
     if (count > 0) {
       text.append(buffer, static_cast<size_t>(count));
     } else if (errno != EINTR) {
       throw CheckpointError(
-          str_cat("standard input: cannot be read: ", std::generic_category().message(errno)));
+          str_cat(origin, ": expected text, but it cannot be read: ", errno_text(errno)));
     }
   }
 }
@@ -75,14 +74,13 @@ void require_context(const ModelInfo& info, std::string_view what, int64_t num_t
 }
 
 std::string read_text(const std::string& path) {
-  if (path == "-") return read_stdin();
-  std::ifstream file(path, std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  if (!file.is_open() || file.bad()) {
-    throw CheckpointError(str_cat(path, ": expected a text file, but it cannot be read: ",
-                                  std::generic_category().message(errno)));
+  if (path == "-") return read_all(STDIN_FILENO, "standard input");
+  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) {
+    throw CheckpointError(
+        str_cat(path, ": expected a text file, but it cannot be opened: ", errno_text(errno)));
   }
-  return text;
+  return read_all(file.get(), path);
 }
 
 }  // namespace cadre::cli

@@ -1,0 +1,139 @@
+#include "options.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace cadre::cli {
+namespace {
+
+/// Parses `arguments` as the common options of a command.
+CommonOptions parse(std::vector<std::string> arguments) {
+  CommonOptions common;
+  CLI::App app;
+  add_common_options(app, common);
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes a stack
+  app.parse(arguments);
+  return common;
+}
+
+template <typename E>
+std::string message_of(const std::vector<std::string>& arguments) {
+  try {
+    parse(arguments);
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Options, DefaultsAreTheLibrarys) {
+  const CommonOptions common = parse({});
+  EXPECT_EQ(common.model, "");
+  EXPECT_TRUE(common.experts.empty());
+  EXPECT_EQ(common.load.device, Device{});
+  EXPECT_FALSE(common.load.dtype.has_value());
+  EXPECT_EQ(common.load.num_threads, 0);
+  EXPECT_EQ(common.load.prepack, Prepack::kAuto);
+  EXPECT_FALSE(common.load.dequantize);
+  EXPECT_EQ(common.seed, 0u);
+  EXPECT_FALSE(common.quiet);
+  EXPECT_FALSE(common.json);
+}
+
+TEST(Options, EachReachesItsPlace) {
+  const CommonOptions common = parse({"--model",
+                                      "m",
+                                      "--revision",
+                                      "r",
+                                      "--device",
+                                      "cuda:2",
+                                      "--dtype",
+                                      "float16",
+                                      "--experts",
+                                      "eager",
+                                      "--threads",
+                                      "3",
+                                      "--prepack",
+                                      "off",
+                                      "--dequantize",
+                                      "--seed",
+                                      "18446744073709551615",
+                                      "--quiet",
+                                      "--json",
+                                      "--decode-experts",
+                                      "16",
+                                      "--no-graph"});
+  EXPECT_EQ(common.model, "m");
+  EXPECT_EQ(common.load.revision, "r");
+  EXPECT_EQ(common.load.device, (Device{DeviceType::kCuda, 2}));
+  EXPECT_EQ(common.load.dtype, DType::kF16);
+  EXPECT_EQ(common.experts, (ExpertsImplementation{{"", "eager"}}));
+  EXPECT_EQ(common.load.num_threads, 3);
+  EXPECT_EQ(common.load.prepack, Prepack::kOff);
+  EXPECT_TRUE(common.load.dequantize);
+  EXPECT_EQ(common.seed, 18446744073709551615u);
+  EXPECT_TRUE(common.quiet);
+  EXPECT_TRUE(common.json);
+  EXPECT_TRUE(common.no_graph);
+}
+
+TEST(Options, AMapOfSubConfigsIsReadFromJson) {
+  const CommonOptions common =
+      parse({"--experts", R"({"text_config":"grouped_mm","vision_config":"eager"})"});
+  EXPECT_EQ(common.experts,
+            (ExpertsImplementation{{"text_config", "grouped_mm"}, {"vision_config", "eager"}}));
+}
+
+TEST(Options, BadValuesNameTheOptionWhatItTakesAndWhatCame) {
+  const auto holds = [](const std::string& text, const std::vector<std::string>& parts) {
+    for (const std::string& part : parts) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
+    }
+  };
+  using E = InvalidArgument;
+  holds(message_of<E>({"--threads", "-1"}), {"--threads", "from 0 to 1024", "\"-1\""});
+  holds(message_of<E>({"--threads", "4x"}), {"--threads", "\"4x\""});
+  holds(message_of<E>({"--seed", "18446744073709551616"}), {"--seed", "18446744073709551616"});
+  holds(message_of<E>({"--prepack", "yes"}), {"--prepack", "auto, on, off", "\"yes\""});
+  holds(message_of<E>({"--dtype", "half-ish"}), {"--dtype", "bfloat16", "\"half-ish\""});
+  holds(message_of<E>({"--device", "tpu"}), {"cpu", "cuda:N", "\"tpu\""});
+  holds(message_of<E>({"--decode-experts", "0"}), {"--decode-experts", "\"0\""});
+  holds(message_of<E>({"--experts", "groupedmm"}),
+        {"--experts", "eager", "did you mean grouped_mm?"});
+  holds(message_of<E>({"--experts", "{\"a\":"}), {"--experts"});
+  holds(message_of<E>({"--experts", "{\"a\":1}"}), {"--experts", "{\"a\":1}"});
+  holds(message_of<E>({"--experts", "{\"a\":\"nope\"}"}), {"--experts", "\"nope\""});
+  holds(message_of<Unsupported>({"--dtype", "float64"}), {"--dtype", "float64", "bfloat16"});
+}
+
+TEST(Options, TheVariableChoosesTheExpertsUnlessTheOptionDoes) {
+  setenv("CADRE_EXPERTS_IMPLEMENTATION", "batched_mm", 1);
+  EXPECT_EQ(chosen_experts(parse({})), (ExpertsImplementation{{"", "batched_mm"}}));
+  EXPECT_EQ(load_options(parse({"--experts", "eager"})).experts_implementation,
+            (ExpertsImplementation{{"", "eager"}}));
+  setenv("CADRE_EXPERTS_IMPLEMENTATION", "nope", 1);
+  try {
+    chosen_experts(parse({}));
+    ADD_FAILURE() << "an unknown name was taken";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("CADRE_EXPERTS_IMPLEMENTATION"), std::string::npos);
+  }
+  setenv("CADRE_EXPERTS_IMPLEMENTATION", "", 1);
+  EXPECT_TRUE(chosen_experts(parse({})).empty());
+  unsetenv("CADRE_EXPERTS_IMPLEMENTATION");
+}
+
+TEST(Options, NumbersAreReadWholeAndInRange) {
+  EXPECT_EQ(parse_number<int>("--n", "12", 0, 20), 12);
+  EXPECT_FLOAT_EQ(parse_number<float>("--n", "0.25", 0.0f, 1.0f), 0.25f);
+  for (const char* text : {"", " 1", "1 ", "0x1", "1.5", "21", "-1"}) {
+    EXPECT_THROW(parse_number<int>("--n", text, 0, 20), InvalidArgument) << text;
+  }
+  for (const char* text : {"nan", "inf", "-0.1", "1e", "1.1"}) {
+    EXPECT_THROW(parse_number<float>("--n", text, 0.0f, 1.0f), InvalidArgument) << text;
+  }
+}
+
+}  // namespace
+}  // namespace cadre::cli
