@@ -99,6 +99,49 @@ class ReadmeTest(unittest.TestCase):
         self.assertEqual(said, built)
 
 
+def mentions(pattern):
+    """Lines of the library's and the command's own files that match, as {file: count}; tests do not count."""
+    found = {}
+    for top in ("src", "include", "cli"):
+        for path in (ROOT / top).rglob("*"):
+            if not path.is_file() or "_test." in path.name or "_fixture." in path.name:
+                continue
+            count = len(re.findall(pattern, path.read_text(encoding="utf-8")))
+            if count:
+                found[str(path.relative_to(ROOT))] = count
+    return found
+
+
+class PromiseTest(unittest.TestCase):
+    """docs/adding_a_*.md say how much a newcomer touches; those that are here touch no more."""
+
+    def test_a_backend_is_one_folder_and_one_line(self):
+        self.assertIn("one folder and one line", read("docs/adding_a_backend.md"))
+        table = "src/backends/CMakeLists.txt"
+        built = re.findall(r"^cadre_backend\((\w+) (\w+)\)$", read(table), re.MULTILINE)
+        self.assertGreater(len(built), 0)
+        for device, name in built:
+            folder = f"src/backends/{device}/{name}"
+            self.assertTrue((ROOT / folder / "CMakeLists.txt").exists(), folder)
+            lines = mentions(
+                rf"backends/{device}/{name}\b|\bmake_{name}\b|\bcadre_{device}_{name}\b|cadre_backend\({device} {name}\b"
+            )
+            elsewhere = {file: count for file, count in lines.items() if not file.startswith(folder + "/")}
+            self.assertEqual(elsewhere, {table: 1}, name)
+
+    def test_a_model_is_one_file_and_one_line(self):
+        self.assertIn("one file and one line", read("docs/adding_a_model.md"))
+        table = "src/models/CMakeLists.txt"
+        built = re.findall(r"^cadre_model\((\w+) (\w+)\)$", read(table), re.MULTILINE)
+        self.assertGreater(len(built), 0)
+        for architecture, name in built:
+            file = f"src/models/{name}.cc"
+            lines = mentions(rf'\bbuild_{name}\b|\b{architecture}\b|"{name}"')
+            lines.pop(file)
+            self.assertEqual(lines, {table: 1}, name)
+            self.assertIn(f"`{name}`", read("README.md"))
+
+
 class CommandTest(unittest.TestCase):
     def test_shown_commands_and_options_exist(self):
         shown = list(shown_commands())
