@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 namespace cadre::cpu {
 namespace {
@@ -111,21 +110,19 @@ __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) void atte
 }  // namespace
 
 std::span<const AttendFunction> attend_functions() {
-  static const std::vector<AttendFunction> functions = [] {
-    std::vector<AttendFunction> result;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-      result.push_back(attend_avx512);
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      result.push_back(attend_avx2);
-    }
-#endif
-    result.push_back(attend_generic);
-    return result;
+  static constexpr AttendFunction kAll[] = {attend_avx512, attend_avx2, attend_generic};
+  static const size_t fastest = [] {
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return size_t{avx512 ? 0u : avx2 ? 1u : 2u};
   }();
-  return functions;
+  return std::span(kAll).subspan(fastest);
+#else
+  static constexpr AttendFunction kAll[] = {attend_generic};
+  return kAll;
+#endif
 }
 
 }  // namespace cadre::cpu

@@ -1,0 +1,287 @@
+// Every fault that loading can meet: the right error family, and a message that names the parts.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cadre/error.h"
+#include "cadre/model.h"
+#include "models/damaged_checkpoint.h"
+
+namespace cadre::test {
+namespace {
+
+using testing::Test;
+
+constexpr const char* kDown = "model.layers.1.mlp.experts.3.down_proj.weight";
+
+template <typename E>
+std::string load_error(const std::string& folder, const LoadOptions& options = {}) {
+  return message_of<E>([&] { Model::from_pretrained(folder, options); });
+}
+
+void expect_parts(const std::string& message, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in:\n"
+                                                     << message;
+  }
+}
+
+TEST(LoadFaults, MissingTensorIsNamedWithItsShape) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.tensors.erase(kDown);
+  const std::string folder = checkpoint.write();
+  expect_parts(load_error<CheckpointError>(folder), {"1 missing", kDown, "[64, 40]", folder});
+}
+
+TEST(LoadFaults, LeftOverTensorIsNamed) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.put("model.layers.2.eh_proj.weight", DType::kBF16, {3, 5});
+  expect_parts(
+      load_error<CheckpointError>(checkpoint.write()),
+      {"1 left over", "model.layers.2.eh_proj.weight", "[3, 5]", "bfloat16", "model.safetensors"});
+}
+
+TEST(LoadFaults, WrongShapeIsNamedWithBothShapes) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.put(kDown, DType::kBF16, {40, 64});
+  expect_parts(
+      load_error<CheckpointError>(checkpoint.write()),
+      {"1 unfit", kDown, "expected shape [64, 40]", "found [40, 64]", "model.safetensors"});
+}
+
+TEST(LoadFaults, WrongDtypeIsNamedWithBoth) {
+  for (const DType dtype : {DType::kI8, DType::kF64, DType::kF8E4M3}) {
+    DamagedCheckpoint checkpoint("qwen3_moe");
+    checkpoint.put(kDown, dtype, {64, 40});
+    expect_parts(load_error<CheckpointError>(checkpoint.write()),
+                 {kDown, "expected float32, bfloat16 or float16", std::string(name_of(dtype))});
+  }
+}
+
+TEST(LoadFaults, ExpertsOfOneLayerMustShareADtype) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.put(kDown, DType::kF32, {64, 40});
+  expect_parts(load_error<CheckpointError>(checkpoint.write()),
+               {kDown, "expected bfloat16", "found float32"});
+}
+
+TEST(LoadFaults, PackedExpertsMustShareADtype) {
+  DamagedCheckpoint checkpoint("qwen3_moe_packed");
+  checkpoint.put("model.layers.0.mlp.experts.down_proj", DType::kF32, {6, 32, 24});
+  expect_parts(load_error<CheckpointError>(checkpoint.write()),
+               {"model.layers.0.mlp.experts.down_proj", "expected bfloat16", "found float32"});
+}
+
+TEST(LoadFaults, LayersMustShareAFormat) {
+  DamagedCheckpoint checkpoint("qwen3_moe_packed");
+  checkpoint.put("model.layers.1.mlp.experts.gate_up_proj", DType::kF32, {6, 48, 32});
+  checkpoint.put("model.layers.1.mlp.experts.down_proj", DType::kF32, {6, 32, 24});
+  expect_parts(load_error<CheckpointError>(checkpoint.write()),
+               {"model.layers.1.mlp.experts", "float32", "bfloat16"});
+}
+
+TEST(LoadFaults, PackedWithoutDownProjIsMissing) {
+  DamagedCheckpoint checkpoint("qwen3_moe_packed");
+  checkpoint.tensors.erase("model.layers.0.mlp.experts.down_proj");
+  expect_parts(load_error<CheckpointError>(checkpoint.write()),
+               {"model.layers.0.mlp.experts.down_proj", "[6, 32, 24]"});
+}
+
+TEST(LoadFaults, TensorInTwoShardsIsNamed) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.write();
+  const auto& folder = checkpoint.folder();
+  std::filesystem::rename(folder / "model.safetensors",
+                          folder / "model-00001-of-00002.safetensors");
+  const std::vector<NamedTensor> again = {{kDown, checkpoint.tensors.at(kDown)}};
+  write_safetensors(folder / "model-00002-of-00002.safetensors", again);
+  Json index;
+  for (const auto& entry : checkpoint.tensors) {
+    index["weight_map"][entry.first] = "model-00001-of-00002.safetensors";
+  }
+  // Keeps the second shard in the index.
+  index["weight_map"]["other"] = "model-00002-of-00002.safetensors";
+  folder.write("model.safetensors.index.json", index.dump());
+  load_error<CheckpointError>(folder.path().string());
+}
+
+TEST(LoadFaults, ManyFaultsAreCountedAndCutShort) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  for (auto it = checkpoint.tensors.begin(); it != checkpoint.tensors.end();) {
+    it = it->first.find("layers.1") != std::string::npos ? checkpoint.tensors.erase(it) : ++it;
+  }
+  expect_parts(load_error<CheckpointError>(checkpoint.write()), {"33 missing", "and 23 more"});
+}
+
+TEST(LoadFaults, UnknownArchitectureListsTheKnownOnes) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.config["architectures"] = {"BertModel"};
+  expect_parts(load_error<Unsupported>(checkpoint.write()),
+               {"\"BertModel\"", "config.json", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM",
+                "MixtralForCausalLM", "OlmoeForCausalLM"});
+}
+
+TEST(LoadFaults, WithoutArchitecturesTheModelTypeDecides) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.config.erase("architectures");
+  EXPECT_EQ(Model::from_pretrained(checkpoint.write())->info().architecture, "Qwen3MoeForCausalLM");
+  checkpoint.config["model_type"] = "bert";
+  expect_parts(load_error<Unsupported>(checkpoint.write()), {"\"bert\"", "qwen3_moe"});
+  checkpoint.config.erase("model_type");
+  expect_parts(load_error<CheckpointError>(checkpoint.write()), {"architectures", "model_type"});
+}
+
+TEST(LoadFaults, QuantizedCheckpointsAreRefused) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.config["quantization_config"] = {{"quant_method", "fp8"}};
+  expect_parts(load_error<Unsupported>(checkpoint.write()), {"quantization_config", "fp8"});
+}
+
+TEST(LoadFaults, DevicesOfThisBuildOnly) {
+  expect_parts(load_error<Unsupported>(DamagedCheckpoint("qwen3_moe").write(),
+                                       {.device = {DeviceType::kCuda, 0}}),
+               {"cuda", "available: cpu"});
+}
+
+TEST(LoadFaults, OptionsAreChecked) {
+  const DamagedCheckpoint checkpoint("qwen3_moe");
+  const std::string folder = checkpoint.write();
+  expect_parts(load_error<InvalidArgument>(folder, {.dtype = DType::kI8}),
+               {"dtype", "float32, bfloat16 or float16", "int8"});
+  expect_parts(load_error<InvalidArgument>(folder, {.num_threads = -1}), {"threads", "-1"});
+}
+
+struct ConfigFault {
+  const char* fixture;
+  const char* key;
+  Json value;  // discarded: the key is removed
+  std::vector<std::string> parts;
+};
+
+TEST(LoadFaults, ConfigValuesThatCannotBe) {
+  const std::vector<ConfigFault> faults = {
+      {"qwen3_moe", "num_experts_per_tok", 9, {"num_experts_per_tok (9)", "experts (8)"}},
+      {"qwen3_moe", "num_experts_per_tok", 0, {"num_experts_per_tok"}},
+      {"qwen3_moe", "num_local_experts", 0, {"num_local_experts"}},
+      {"qwen3_moe", "num_local_experts", Json(Json::value_t::discarded), {"num_experts"}},
+      {"qwen3_moe", "hidden_size", "64", {"hidden_size"}},
+      {"qwen3_moe", "hidden_size", -64, {"hidden_size"}},
+      {"qwen3_moe", "hidden_size", Json(Json::value_t::discarded), {"hidden_size"}},
+      {"qwen3_moe", "hidden_size", 1e300, {"hidden_size"}},
+      {"qwen3_moe", "vocab_size", 0, {"vocab_size"}},
+      {"qwen3_moe", "num_hidden_layers", 0, {"num_hidden_layers"}},
+      {"qwen3_moe", "num_key_value_heads", 3, {"num_key_value_heads (3)"}},
+      {"qwen3_moe", "head_dim", 31, {"head_dim", "31"}},
+      {"qwen3_moe", "rms_norm_eps", 0, {"rms_norm_eps"}},
+      {"qwen3_moe", "decoder_sparse_step", 0, {"decoder_sparse_step"}},
+      {"qwen3_moe", "mlp_only_layers", {2}, {"mlp_only_layers", "2"}},
+      {"qwen3_moe", "norm_topk_prob", "yes", {"norm_topk_prob"}},
+      {"qwen3_moe", "dtype", "float8_e4m3fn", {"dtype", "float8_e4m3fn"}},
+      {"qwen3_moe", "eos_token_id", -1, {"eos_token_id"}},
+      {"qwen3_moe", "rope_parameters", {{"rope_type", "linear"}}, {"factor"}},
+      {"qwen3_moe", "rope_parameters", {{"rope_theta", 0}}, {"rope_theta"}},
+      {"qwen3_moe", "rope_parameters", {{"rope_type", "linear"}, {"factor", -1}}, {"factor"}},
+      {"qwen2_moe_sliding_window", "layer_types", {"full_attention"}, {"layer_types", "4"}},
+      {"olmoe_clip_qkv", "clip_qkv", -1, {"clip_qkv"}},
+      {"mixtral", "num_attention_heads", 5, {"num_attention_heads"}},
+  };
+  for (const ConfigFault& fault : faults) {
+    SCOPED_TRACE(std::string(fault.fixture) + ": " + fault.key + " = " +
+                 (fault.value.is_discarded() ? "absent" : fault.value.dump()));
+    DamagedCheckpoint checkpoint(fault.fixture);
+    checkpoint.config.erase(fault.key);
+    if (!fault.value.is_discarded()) checkpoint.config[fault.key] = fault.value;
+    if (std::string(fault.key) == "num_attention_heads")
+      checkpoint.config["num_key_value_heads"] = 1;
+    const std::string message = load_error<CheckpointError>(checkpoint.write());
+    expect_parts(message, fault.parts);
+    expect_parts(message, {"config.json"});
+  }
+}
+
+TEST(LoadFaults, ConfigValuesThatAreNotServed) {
+  DamagedCheckpoint rope("qwen3_moe");
+  rope.config["rope_parameters"] = {{"rope_type", "dynamic"}, {"factor", 2}};
+  expect_parts(load_error<Unsupported>(rope.write()), {"\"dynamic\"", "default, linear"});
+  DamagedCheckpoint activation("qwen3_moe");
+  activation.config["hidden_act"] = "xielu";
+  expect_parts(load_error<Unsupported>(activation.write()), {"xielu"});
+}
+
+TEST(LoadFaults, AConfigOfAbsurdSizeFailsSoon) {
+  for (const char* key : {"num_hidden_layers", "num_local_experts"}) {
+    DamagedCheckpoint checkpoint("qwen3_moe");
+    checkpoint.config[key] = std::string(key) == "num_hidden_layers" ? 100000 : 200000000;
+    expect_parts(load_error<CheckpointError>(checkpoint.write()), {"missing"});
+  }
+}
+
+TEST(LoadFaults, DerivedAndTiedTensorsAreNoFaults) {
+  DamagedCheckpoint checkpoint("qwen3_moe_packed");  // tied
+  checkpoint.put("model.layers.0.self_attn.rotary_emb.inv_freq", DType::kF32, {5});
+  checkpoint.put("lm_head.weight", DType::kBF16, {160, 32});
+  EXPECT_NO_THROW(Model::from_pretrained(checkpoint.write()));
+}
+
+TEST(LoadFaults, WithoutDtypeTheWeightsDecide) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.config.erase("dtype");
+  EXPECT_EQ(Model::from_pretrained(checkpoint.write())->info().compute_dtype, DType::kBF16);
+  checkpoint.config["torch_dtype"] = "float16";
+  EXPECT_EQ(Model::from_pretrained(checkpoint.write())->info().compute_dtype, DType::kF16);
+}
+
+TEST(Inspect, ListsFaultsInsteadOfThrowing) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.tensors.erase(kDown);
+  checkpoint.put("model.norm.weight", DType::kBF16, {63});
+  checkpoint.put("mtp.head", DType::kF32, {2, 2});
+  const ModelReport report = inspect_model(checkpoint.write());
+  ASSERT_EQ(report.missing.size(), 2u);
+  expect_parts(report.missing[0], {kDown, "[64, 40]"});
+  expect_parts(report.missing[1], {"model.norm.weight", "[64]", "[63]"});
+  ASSERT_EQ(report.left_over.size(), 1u);
+  EXPECT_EQ(report.left_over[0].name, "mtp.head");
+  EXPECT_EQ(report.left_over[0].part, "unused");
+  EXPECT_EQ(report.left_over[0].bytes, 16u);
+}
+
+TEST(Inspect, AccountsForEveryByte) {
+  const std::string folder = std::string(CADRE_TEST_DATA) + "/models/qwen2_moe";
+  const ModelReport report = inspect_model(folder);
+  EXPECT_TRUE(report.missing.empty());
+  EXPECT_TRUE(report.left_over.empty());
+  size_t bytes = 0;
+  for (const TensorReport& tensor : report.used) bytes += tensor.bytes;
+  size_t by_part = 0;
+  for (const auto& part : report.bytes_per_part) by_part += part.second;
+  EXPECT_EQ(by_part, bytes);
+  // 3 layers x 8 experts x 3 projections of 24 x 64 bfloat16
+  EXPECT_EQ(report.bytes_per_part.at("experts"), size_t{3} * 8 * 3 * 24 * 64 * 2);
+  EXPECT_EQ(report.bytes_per_part.at("embedding"), size_t{256} * 64 * 2);
+  EXPECT_EQ(report.bytes_per_part.at("router"), size_t{3} * 8 * 64 * 2);
+  EXPECT_EQ(report.bytes_per_part.at("shared expert"), size_t{3} * (3 * 40 * 64 + 64) * 2);
+  ASSERT_EQ(report.experts.size(), 1u);
+  EXPECT_EQ(report.experts[0].first, "");
+  EXPECT_EQ(report.experts[0].second.config.num_experts, 8);
+  EXPECT_EQ(report.experts[0].second.format, StorageFormat::kBF16);
+  EXPECT_EQ(report.info.num_moe_layers, 3);
+}
+
+TEST(Inspect, AsksForTheDeviceGiven) {
+  const ModelReport report = inspect_model(std::string(CADRE_TEST_DATA) + "/models/mixtral",
+                                           {.device = {DeviceType::kCuda, 1}});
+  EXPECT_EQ(report.experts[0].second.device, (Device{DeviceType::kCuda, 1}));
+}
+
+TEST(Inspect, UnknownArchitectureStillThrows) {
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  checkpoint.config["architectures"] = {"BertModel"};
+  const std::string folder = checkpoint.write();
+  EXPECT_THROW(inspect_model(folder), Unsupported);
+}
+
+}  // namespace
+}  // namespace cadre::test
