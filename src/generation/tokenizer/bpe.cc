@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "cadre/error.h"
 #include "core/str_cat.h"
@@ -24,19 +26,19 @@ uint64_t key_of(TokenId left, TokenId right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
-// The two halves of a merge: ["a", "b"], or in older files "a b".
-std::pair<std::string_view, std::string_view> halves_of(const JsonNode& node) {
-  const Json& json = node.json();
+// The two halves of a merge: ["a", "b"], or in older files "a b". Empty when it is neither.
+using Halves = std::pair<std::string_view, std::string_view>;
+std::optional<Halves> halves_of(const Json& json) {
   if (json.is_array() && json.size() == 2 && json[0].is_string() && json[1].is_string()) {
-    return {json[0].get_ref<const std::string&>(), json[1].get_ref<const std::string&>()};
+    return Halves{json[0].get_ref<const std::string&>(), json[1].get_ref<const std::string&>()};
   }
-  if (!json.is_string()) node.fail("a pair of strings or \"left right\"");
+  if (!json.is_string()) return std::nullopt;
   const std::string_view text = json.get_ref<const std::string&>();
   const size_t space = text.find(' ');
   if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos) {
-    node.fail("\"left right\" with one space");
+    return std::nullopt;
   }
-  return {text.substr(0, space), text.substr(space + 1)};
+  return Halves{text.substr(0, space), text.substr(space + 1)};
 }
 
 }  // namespace
@@ -89,23 +91,23 @@ void Bpe::read_merges(const JsonNode& node) {
   if (count >= kNoRank) node.fail("fewer merges");
   merges_.reserve(count);
   std::string joined;
-  uint32_t rank = 0;
-  for (const Json& entry : node.json()) {
-    const size_t index = &entry - &node.json()[0];
+  for (size_t i = 0; i < count; ++i) {
+    const Json& entry = node.json()[i];
     if (entry.is_string() && entry.get_ref<const std::string&>().starts_with("#version")) continue;
-    const auto halves = halves_of(node.element(index));
-    joined.assign(halves.first).append(halves.second);
-    const TokenId left = vocabulary_.find(halves.first);
-    const TokenId right = vocabulary_.find(halves.second);
+    const auto halves = halves_of(entry);
+    if (!halves) node.element(i).fail("a pair of strings or \"left right\" with one space");
+    joined.assign(halves->first).append(halves->second);
+    const TokenId left = vocabulary_.find(halves->first);
+    const TokenId right = vocabulary_.find(halves->second);
     const TokenId id = vocabulary_.find(joined);
     if (left == kNoToken || right == kNoToken || id == kNoToken) {
-      const std::string_view missing = left == kNoToken    ? halves.first
-                                       : right == kNoToken ? halves.second
+      const std::string_view missing = left == kNoToken    ? halves->first
+                                       : right == kNoToken ? halves->second
                                                            : std::string_view(joined);
-      node.element(index).fail_with(
+      node.element(i).fail_with(
           str_cat("token \"", missing, "\" of the merge is not in the vocabulary"));
     }
-    merges_.set(left, right, {rank++, id});
+    merges_.set(left, right, {static_cast<uint32_t>(i), id});
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/str_cat.h"
 #include "generation/tokenizer/byte_alphabet.h"
+#include "generation/tokenizer/normalizer.h"
 #include "generation/tokenizer/utf8.h"
 
 namespace cadre::text {
@@ -21,18 +22,6 @@ std::optional<uint8_t> byte_of_token(std::string_view token) {
   const auto result = std::from_chars(token.data() + 3, end, byte, 16);
   if (result.ec != std::errc() || result.ptr != end) return std::nullopt;
   return byte;
-}
-
-void replace_all(std::string& text, const std::string& pattern, const std::string& content) {
-  std::string out;
-  size_t begin = 0;
-  for (size_t hit; (hit = text.find(pattern, begin)) != std::string::npos;) {
-    out.append(text, begin, hit - begin).append(content);
-    begin = hit + pattern.size();
-  }
-  if (begin == 0) return;
-  out.append(text, begin);
-  text = std::move(out);
 }
 
 }  // namespace

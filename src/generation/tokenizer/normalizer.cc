@@ -3,9 +3,12 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 
 #include "cadre/error.h"
 #include "core/str_cat.h"
+#include "generation/tokenizer/unicode.h"
 #include "generation/tokenizer/utf8.h"
 
 namespace cadre::text {
@@ -17,8 +20,25 @@ bool is_surely_nfc(std::string_view text) {
                      [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
 }
 
+struct OpaqueRange {
+  char32_t first, last;
+};
+
+constexpr OpaqueRange kOpaque[] = {
+#include "generation/tokenizer/nfc_opaque.inc"
+};
+
+// The reference's NFC does not know this code point: it stays, and nothing passes or joins it.
+bool is_opaque(utf8proc_int32_t code_point) {
+  const auto c = static_cast<char32_t>(code_point);
+  const auto* it = std::upper_bound(std::begin(kOpaque), std::end(kOpaque), c,
+                                    [](char32_t a, const OpaqueRange& r) { return a < r.first; });
+  return (it != std::begin(kOpaque) && c <= std::prev(it)->last) || is_newer(c);
+}
+
 int combining_class(utf8proc_int32_t code_point) {
-  return utf8proc_get_property(code_point)->combining_class;
+  const int known = utf8proc_get_property(code_point)->combining_class;
+  return known == 0 || is_opaque(code_point) ? 0 : known;
 }
 
 // Canonical order by a stable sort: the library's own bubbles, which long runs of marks make slow.
@@ -47,7 +67,7 @@ std::vector<utf8proc_int32_t> decompose(std::string_view text) {
     const auto count = utf8proc_decompose_char(
         code_point, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE),
         &boundary);
-    if (count < 0 || count > 8) {
+    if (count < 0 || count > 8 || is_opaque(code_point)) {
       out.push_back(code_point);
     } else {
       out.insert(out.end(), parts, parts + count);
@@ -55,6 +75,18 @@ std::vector<utf8proc_int32_t> decompose(std::string_view text) {
   }
   return out;
 }
+
+void append_composed(std::span<utf8proc_int32_t> code_points, std::string& out) {
+  const auto count = utf8proc_normalize_utf32(
+      code_points.data(), static_cast<utf8proc_ssize_t>(code_points.size()),
+      static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+  if (count < 0) throw Error(str_cat("encode: NFC failed: ", utf8proc_errmsg(count)));
+  for (const utf8proc_int32_t c : code_points.first(static_cast<size_t>(count))) {
+    append_code_point(static_cast<char32_t>(c), out);
+  }
+}
+
+}  // namespace
 
 void replace_all(std::string& text, const std::string& pattern, const std::string& content) {
   std::string out;
@@ -68,19 +100,18 @@ void replace_all(std::string& text, const std::string& pattern, const std::strin
   text = std::move(out);
 }
 
-}  // namespace
-
 std::string to_nfc(std::string_view text) {
   auto code_points = decompose(text);
   sort_marks(code_points);
-  const auto count = utf8proc_normalize_utf32(
-      code_points.data(), static_cast<utf8proc_ssize_t>(code_points.size()),
-      static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
-  if (count < 0) throw Error(str_cat("encode: NFC failed: ", utf8proc_errmsg(count)));
   std::string out;
   out.reserve(text.size());
-  for (utf8proc_ssize_t i = 0; i < count; ++i) {
-    append_code_point(static_cast<char32_t>(code_points[static_cast<size_t>(i)]), out);
+  for (auto begin = code_points.begin(); begin != code_points.end();) {
+    const auto end = std::find_if(begin, code_points.end(), is_opaque);
+    append_composed(std::span(begin, end), out);
+    begin = end;
+    for (; begin != code_points.end() && is_opaque(*begin); ++begin) {
+      append_code_point(static_cast<char32_t>(*begin), out);
+    }
   }
   return out;
 }

@@ -33,8 +33,11 @@ class Normalizer {
   std::vector<Step> steps_;
 };
 
-/// `text` in Unicode's normalization form C. Linear in its length up to the sorting of combining
-/// marks.
+/// `text` in normalization form C as of the reference's Unicode. O(n log n) at worst, in long runs
+/// of combining marks.
 std::string to_nfc(std::string_view text);
+
+/// Replaces each occurrence of `pattern`, which is not empty, from the left.
+void replace_all(std::string& text, const std::string& pattern, const std::string& content);
 
 }  // namespace cadre::text

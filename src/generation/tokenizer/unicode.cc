@@ -88,6 +88,10 @@ bool is_space(char32_t code_point) {
   }
 }
 
+bool is_newer(char32_t code_point) {
+  return newer_blocks().test(code_point >> 8) && find_newer(code_point) != nullptr;
+}
+
 bool replace_newer(std::string_view text, std::string& shadow) {
   const auto& blocks = newer_blocks();
   bool replaced = false;

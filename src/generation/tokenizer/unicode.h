@@ -16,4 +16,7 @@ bool is_space(char32_t code_point);
 /// in `text`. False, and `shadow` untouched, when there is nothing to replace. `text` is valid.
 bool replace_newer(std::string_view text, std::string& shadow);
 
+/// Newer than Unicode 14.
+bool is_newer(char32_t code_point);
+
 }  // namespace cadre::text
