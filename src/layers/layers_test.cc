@@ -1,0 +1,93 @@
+// What whole models do not show of the layers: RoPE parameters against Transformers' values, sizes
+// of key and value stores.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "io/json.h"
+#include "layers/kv_store.h"
+#include "layers/rope.h"
+#include "support/compare.h"
+
+namespace cadre {
+namespace {
+
+RopeConfig config_of(const Json& row) {
+  RopeConfig config;
+  const std::string type = row.at("rope_type");
+  config.type = type == "linear"   ? RopeType::kLinear
+                : type == "llama3" ? RopeType::kLlama3
+                                   : RopeType::kYarn;
+  config.theta = row.at("rope_theta");
+  config.rotary_dim = row.at("head_dim");
+  config.factor = row.at("factor");
+  config.original_max_position = row.value("original_max_position_embeddings", 0.0);
+  config.low_freq_factor = row.value("low_freq_factor", 1.0);
+  config.high_freq_factor = row.value("high_freq_factor", 4.0);
+  config.beta_fast = row.value("beta_fast", 32.0);
+  config.beta_slow = row.value("beta_slow", 1.0);
+  config.truncate = row.value("truncate", true);
+  if (row.contains("attention_factor")) config.attention_factor = row.at("attention_factor");
+  if (row.contains("mscale")) config.mscale = row.at("mscale");
+  if (row.contains("mscale_all_dim")) config.mscale_all_dim = row.at("mscale_all_dim");
+  return config;
+}
+
+TEST(Rope, ScaledFrequenciesEqualTransformers) {
+  const Json file = read_json_file(std::filesystem::path(CADRE_TEST_DATA) / "models" / "rope.json");
+  ASSERT_GE(file.at("cases").size(), 6u);
+  for (const Json& row : file.at("cases")) {
+    const RopeFrequencies got = rope_frequencies(config_of(row));
+    const std::vector<double> expected = row.at("inverse_frequencies");
+    ASSERT_EQ(got.inverse.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(static_cast<double>(got.inverse[i]) / expected[i], 1, 1e-5)
+          << row.at("rope_type") << " " << i;
+    }
+    EXPECT_NEAR(got.scale, row.at("scale").get<double>(), 1e-6) << row.at("rope_type");
+  }
+}
+
+TEST(Rope, DefaultFrequenciesArePowersOfTheta) {
+  const RopeFrequencies got =
+      rope_frequencies({.type = RopeType::kDefault, .theta = 10000, .rotary_dim = 8});
+  ASSERT_EQ(got.inverse.size(), 4u);
+  EXPECT_EQ(got.inverse[0], 1.0f);
+  EXPECT_NEAR(got.inverse[1], 0.1f, 1e-7f);
+  EXPECT_NEAR(got.inverse[3], 0.001f, 1e-9f);
+  EXPECT_EQ(got.scale, 1.0f);
+}
+
+TEST(KvStore, BytesCountKeysAndValuesOfAllLayers) {
+  const KvShape shape{3, 2, 4, 10, 16, DType::kBF16};
+  EXPECT_EQ(kv_bytes(shape), size_t{2} * 3 * 2 * 4 * 10 * 16 * 2);
+  EXPECT_EQ(KvStore(shape, {}).bytes(), *kv_bytes(shape));
+}
+
+TEST(KvStore, BytesThatOverflowAreNone) {
+  KvShape shape{1, 1, 1, 1, 1, DType::kF32};
+  shape.num_sequences = int64_t{1} << 59;
+  EXPECT_TRUE(kv_bytes(shape).has_value());
+  shape.num_sequences = int64_t{1} << 60;
+  EXPECT_FALSE(kv_bytes(shape).has_value());
+}
+
+TEST(KvStore, LayersDoNotOverlapAndLengthsStartAtZero) {
+  KvStore store({2, 2, 1, 3, 4, DType::kF32}, {});
+  EXPECT_EQ(store.keys(0).shape(), (Dims{2, 1, 3, 4}));
+  const auto* begin = store.keys(0).as<float>();
+  EXPECT_EQ(store.values(0).as<float>() - begin, 24);
+  EXPECT_EQ(store.keys(1).as<float>() - begin, 48);
+  EXPECT_EQ(store.values(1).as<float>() - begin, 72);
+  EXPECT_EQ(store.length(1), 0);
+  store.set_length(1, 2);
+  EXPECT_EQ(store.length(1), 2);
+  EXPECT_EQ(store.length(0), 0);
+}
+
+}  // namespace
+}  // namespace cadre
