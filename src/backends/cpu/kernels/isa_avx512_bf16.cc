@@ -33,7 +33,7 @@ inline Floats dot(Floats sum, Words x, Words w) {
 }
 
 template <int kRows>
-void multiply_pairs_tile(const MultiplyArgs& args, int first_row) {
+void multiply_pairs_tile(const MultiplyArgs& args, int first_row, Prefetches& prefetches) {
   constexpr int kVectors = kPanelColumns / kLanes;
   const uint16_t* x[kRows];
 #pragma GCC unroll 8
@@ -54,7 +54,9 @@ void multiply_pairs_tile(const MultiplyArgs& args, int first_row) {
     }
   };
   int k = 0;
+  prefetches.begin_tile();
   for (; k + 2 <= args.k; k += 2, w += kPanelColumns) {
+    prefetches.step();
     step([&](int r) {
       uint32_t pair;
       __builtin_memcpy(&pair, x[r] + k, 4);
@@ -68,28 +70,31 @@ void multiply_pairs_tile(const MultiplyArgs& args, int first_row) {
       return uint32_t{last};
     });
   }
+  const bool first = args.first;
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     float* acc = args.acc + (first_row + r) * kPanelColumns;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v, acc += kLanes) {
-      store(acc, args.first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
+      store(acc, first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
     }
   }
 }
 
 template <int kRows>
-void multiply_pairs_rest(const MultiplyArgs& args, int rows, int first_row) {
+void multiply_pairs_rest(const MultiplyArgs& args, int rows, int first_row,
+                         Prefetches& prefetches) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return multiply_pairs_tile<kRows>(args, first_row);
-    multiply_pairs_rest<kRows - 1>(args, rows, first_row);
+    if (rows == kRows) return multiply_pairs_tile<kRows>(args, first_row, prefetches);
+    multiply_pairs_rest<kRows - 1>(args, rows, first_row, prefetches);
   }
 }
 
 void multiply_pairs(const MultiplyArgs& args) {
+  Prefetches prefetches(args, num_tiles(args.num_rows, 6));
   int row = 0;
-  for (; row + 6 <= args.num_rows; row += 6) multiply_pairs_tile<6>(args, row);
-  multiply_pairs_rest<5>(args, args.num_rows - row, row);
+  for (; row + 6 <= args.num_rows; row += 6) multiply_pairs_tile<6>(args, row, prefetches);
+  multiply_pairs_rest<5>(args, args.num_rows - row, row, prefetches);
 }
 
 }  // namespace

@@ -43,6 +43,10 @@ struct MultiplyArgs {
   const void* panel;  // as pack wrote it
   float* acc;         // [num_rows, kPanelColumns]
   bool first;         // overwrite acc instead of adding
+  // Lines of memory to fetch meanwhile, spread over the products so that reading the next weights
+  // and multiplying these overlap.
+  const void* const* prefetch;
+  int num_prefetch;
 };
 
 enum class GateKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kScaledSwiglu };

@@ -28,7 +28,8 @@ inline void store(void* to, V v) {
   __builtin_memcpy(to, &v, sizeof(V));
 }
 
-inline Floats broadcast(float x) { return Floats{} + x; }
+// x - 0 is x for every x, -0 included, so compilers make a plain broadcast of it.
+inline Floats broadcast(float x) { return x - Floats{}; }
 inline Words broadcast_word(uint32_t x) { return Words{} + x; }
 
 // When either is NaN the result is b, as minps does; so min(limit, x) keeps a NaN x.

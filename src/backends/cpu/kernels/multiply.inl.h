@@ -4,8 +4,31 @@
 namespace cadre::cpu {
 namespace {
 
+// Hands out args.prefetch in equal shares, one share a tile.
+class Prefetches {
+ public:
+  Prefetches(const MultiplyArgs& args, int num_tiles)
+      : next_(args.prefetch),
+        end_(args.prefetch + args.num_prefetch),
+        share_(num_tiles > 0 ? (args.num_prefetch + num_tiles - 1) / num_tiles : 0) {}
+
+  void begin_tile() { stop_ = end_ - next_ < share_ ? end_ : next_ + share_; }
+  void step() {
+    if (next_ < stop_) prefetch(*next_++);
+  }
+
+ private:
+  const void* const* next_;
+  const void* const* end_;
+  const void* const* stop_ = nullptr;
+  int share_;
+};
+
+constexpr int num_tiles(int rows, int tile) { return (rows + tile - 1) / tile; }
+
 template <int kRows, int kSubPanel>
-void multiply_tile(const MultiplyArgs& args, int first_row, int first_column) {
+void multiply_tile(const MultiplyArgs& args, int first_row, int first_column,
+                   Prefetches& prefetches) {
   constexpr int kVectors = kSubPanel / kLanes;
   const float* x[kRows];
 #pragma GCC unroll 8
@@ -14,7 +37,9 @@ void multiply_tile(const MultiplyArgs& args, int first_row, int first_column) {
   }
   const float* w = static_cast<const float*>(args.panel) + int64_t{first_column} * kChunk;
   Floats sums[kRows][kVectors] = {};
+  prefetches.begin_tile();
   for (int k = 0; k < args.k; ++k, w += kSubPanel) {
+    prefetches.step();
     Floats weights[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) weights[v] = load<Floats>(w + v * kLanes);
@@ -27,33 +52,36 @@ void multiply_tile(const MultiplyArgs& args, int first_row, int first_column) {
       for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(xs, weights[v], sums[r][v]);
     }
   }
+  const bool first = args.first;
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     float* acc = args.acc + (first_row + r) * kPanelColumns + first_column;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v, acc += kLanes) {
-      store(acc, args.first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
+      store(acc, first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
     }
   }
 }
 
 // Rows that do not fill the last tile.
 template <int kRows, int kSubPanel>
-void multiply_rest(const MultiplyArgs& args, int rows, int first_row, int column) {
+void multiply_rest(const MultiplyArgs& args, int rows, int first_row, int column,
+                   Prefetches& prefetches) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return multiply_tile<kRows, kSubPanel>(args, first_row, column);
-    multiply_rest<kRows - 1, kSubPanel>(args, rows, first_row, column);
+    if (rows == kRows) return multiply_tile<kRows, kSubPanel>(args, first_row, column, prefetches);
+    multiply_rest<kRows - 1, kSubPanel>(args, rows, first_row, column, prefetches);
   }
 }
 
 template <int kRows, int kSubPanel>
 void multiply_floats(const MultiplyArgs& args) {
+  Prefetches prefetches(args, num_tiles(args.num_rows, kRows) * (kPanelColumns / kSubPanel));
   for (int column = 0; column < kPanelColumns; column += kSubPanel) {
     int row = 0;
     for (; row + kRows <= args.num_rows; row += kRows) {
-      multiply_tile<kRows, kSubPanel>(args, row, column);
+      multiply_tile<kRows, kSubPanel>(args, row, column, prefetches);
     }
-    multiply_rest<kRows - 1, kSubPanel>(args, args.num_rows - row, row, column);
+    multiply_rest<kRows - 1, kSubPanel>(args, args.num_rows - row, row, column, prefetches);
   }
 }
 

@@ -10,8 +10,42 @@ namespace {
 constexpr size_t kAccBytes = size_t{kMaxBlockRows} * kPanelColumns * sizeof(float);
 constexpr size_t kWideBytes = size_t{kMaxBlockRows} * kChunk * sizeof(float);
 
+// With few rows the products are too short to hide the fetching, so packing itself runs ahead.
+bool prefetches_in_pack(int num_rows) { return num_rows <= 6; }
+
+// The cache lines of the chunk at k0, where weights lie in runs along k or n.
+class NextChunkLines {
+ public:
+  void collect(const PanelPart* parts, int num_parts, int64_t k0, int64_t k) {
+    count_ = 0;
+    if (k <= 0) return;
+    for (int p = 0; p < num_parts; ++p) {
+      const PlainMatrix& m = parts[p].matrix;
+      if (m.col_stride == 1) {
+        for (int n = 0; n < parts[p].count; ++n) add_run(m, parts[p].begin + n, k0, k);
+      } else if (m.row_stride == 1) {
+        for (int64_t i = 0; i < k; ++i) add_run(m, parts[p].begin, k0 + i, parts[p].count);
+      }
+    }
+  }
+  const void* const* lines() const { return lines_; }
+  int count() const { return count_; }
+
+ private:
+  static constexpr int kMax = kPanelBytes / 64;
+
+  void add_run(const PlainMatrix& m, int64_t n, int64_t k, int64_t elements) {
+    const char* at = static_cast<const char*>(m.data) + byte_offset(m, n, k);
+    const int64_t bytes = elements * (m.type == Element::kF32 ? 4 : 2);
+    for (int64_t b = 0; b < bytes && count_ < kMax; b += 64) lines_[count_++] = at + b;
+  }
+
+  const void* lines_[kMax];
+  int count_ = 0;
+};
+
 void pack_part(const KernelTable& kernels, const PanelPart& part, Element compute, int64_t k0,
-               int k, void* panel) {
+               int k, bool prefetch, void* panel) {
   const PlainMatrix& m = part.matrix;
   PackArgs args{};
   args.weights = static_cast<const char*>(m.data) + byte_offset(m, part.begin, k0);
@@ -23,7 +57,7 @@ void pack_part(const KernelTable& kernels, const PanelPart& part, Element comput
   args.width = part.width;
   args.k = k;
   args.first_column = part.at;
-  args.prefetch_ahead = int64_t{kChunk} * (m.type == Element::kF32 ? 4 : 2);
+  args.prefetch_ahead = prefetch ? int64_t{kChunk} * (m.type == Element::kF32 ? 4 : 2) : 0;
   args.panel = panel;
   kernels.pack(args);
 }
@@ -67,16 +101,22 @@ void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
   if (widen) {
     for (int r = 0; r < rows.count; ++r) wide_rows[r] = scratch.wide_rows + int64_t{r} * kChunk;
   }
+  const bool in_pack = prefetches_in_pack(rows.count);
+  NextChunkLines next;
   for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
     const int count = static_cast<int>(std::min<int64_t>(kChunk, k - k0));
     for (int p = 0; p < num_parts; ++p) {
-      pack_part(kernels, parts[p], rows.type, k0, count, scratch.panel);
+      pack_part(kernels, parts[p], rows.type, k0, count, in_pack, scratch.panel);
+    }
+    if (!in_pack) {
+      const int64_t next_k = std::min<int64_t>(kChunk, k - k0 - kChunk);
+      next.collect(parts, num_parts, k0 + kChunk, next_k);
     }
     if (widen) {
       kernels.widen({rows.rows, k0, rows.count, count, rows.type, scratch.wide_rows});
     }
     kernels.multiply({widen ? wide_rows : rows.rows, widen ? 0 : k0, rows.count, count,
-                      scratch.panel, scratch.acc, k0 == 0});
+                      scratch.panel, scratch.acc, k0 == 0, next.lines(), next.count()});
   }
 }
 

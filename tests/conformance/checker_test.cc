@@ -1,0 +1,105 @@
+// The checker itself must be able to fail: backends that are wrong on purpose.
+#include "conformance/checker.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace cadre::test {
+namespace {
+
+enum class Fault {
+  kNone,
+  kScaled,         // one percent off
+  kLeavesARow,     // the last row is not written
+  kSwapsGateAndUp  // [up; gate]
+};
+
+// grouped_mm with a fault.
+class FaultyBackend : public ExpertsBackend {
+ public:
+  explicit FaultyBackend(Fault fault) : fault_(fault) {}
+  Support supports(const ExpertsQuery& query) const override { return inner_.supports(query); }
+  std::unique_ptr<PreparedExperts> prepare(const ExpertsQuery& query,
+                                           std::shared_ptr<const ExpertsWeights> weights) override {
+    if (fault_ == Fault::kSwapsGateAndUp) {
+      auto swapped = std::make_shared<ExpertsWeights>(*weights);
+      std::swap(swapped->gate, swapped->up);
+      weights = swapped;
+    }
+    return inner_.prepare(query, weights);
+  }
+  size_t workspace_bytes(const ExpertsQuery& query, int64_t max_tokens,
+                         int num_threads) const override {
+    return inner_.workspace_bytes(query, max_tokens, num_threads);
+  }
+
+ protected:
+  void run(const PreparedExperts& experts, const RoutedTokens& tokens, Workspace& workspace,
+           const Stream& stream) override {
+    inner_.forward(experts, tokens, workspace, stream);
+    const int64_t width = tokens.output.dim(1);
+    float* last = tokens.output.as<float>() + (tokens.output.dim(0) - 1) * tokens.output.stride(0);
+    if (fault_ == Fault::kScaled) {
+      for (int64_t i = 0; i < width; ++i) last[i] *= 1.01f;
+    }
+    if (fault_ == Fault::kLeavesARow) {
+      std::memset(last, 0xff, static_cast<size_t>(width) * sizeof(float));
+    }
+  }
+
+ private:
+  ExpertsBackend& inner_ = find_backend("grouped_mm", DeviceType::kCpu);
+  Fault fault_;
+};
+
+std::string verdict(Fault fault) {
+  CaseParams params;
+  params.output_f32 = true;
+  params.compute_dtype = DType::kF32;
+  ExpertsCase c(params);
+  ThreadPool pool(2);
+  FaultyBackend backend(fault);
+  return check_against(reference_of(c), backend, c, pool);
+}
+
+TEST(Checker, PassesASoundBackend) { EXPECT_EQ(verdict(Fault::kNone), ""); }
+
+TEST(Checker, CatchesWrongValues) {
+  const std::string text = verdict(Fault::kScaled);
+  EXPECT_NE(text.find("relative error 0.00"), std::string::npos) << text;
+  EXPECT_NE(text.find("worst at token 8"), std::string::npos) << text;
+}
+
+TEST(Checker, CatchesARowThatIsNotWritten) {
+  EXPECT_NE(verdict(Fault::kLeavesARow).find("nan above the stated bound"), std::string::npos);
+}
+
+TEST(Checker, CatchesSwappedGateAndUp) {
+  EXPECT_NE(verdict(Fault::kSwapsGateAndUp).find("relative error"), std::string::npos);
+}
+
+TEST(Checker, ReportsARefusal) {
+  CaseParams params;
+  params.config.num_experts = 2;
+  ExpertsCase c(params);
+  ThreadPool pool(1);
+  class Refusing : public FaultyBackend {
+   public:
+    Refusing() : FaultyBackend(Fault::kNone) {}
+    Support supports(const ExpertsQuery&) const override { return {{"needs three experts"}}; }
+  } backend;
+  EXPECT_NE(check_against(reference_of(c), backend, c, pool).find("needs three experts"),
+            std::string::npos);
+}
+
+TEST(Checker, RunsOnABackendRegisteredAtRunTime) {
+  register_backend("faulty_for_test",
+                   [] { return std::make_unique<FaultyBackend>(Fault::kScaled); });
+  bool found = false;
+  for (const BackendEntry& entry : runnable_backends()) found |= entry.name == "faulty_for_test";
+  EXPECT_TRUE(found);
+}
+
+}  // namespace
+}  // namespace cadre::test
