@@ -115,30 +115,36 @@ void Checkpoint::add_shards(const std::set<std::string>& files,
   owner_ = shards;
   std::stable_sort(tensors_.begin(), tensors_.end(),
                    [](const auto& a, const auto& b) { return a.name < b.name; });
-  for (size_t i = 0; i < tensors_.size(); ++i) add_to_index(i, map);
-  for (const auto& item : map) {
-    if (find(item.first) == nullptr) {
-      throw CheckpointError(str_cat("open checkpoint: ", (folder_ / item.second).string(),
-                                    ": tensor ", quote(item.first), " is missing; ", kIndexFile,
-                                    " places it there; fetch both files again"));
+  index_tensors();
+  if (!map.empty()) check_places(map);
+}
+
+void Checkpoint::index_tensors() {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const CheckpointTensor& tensor = tensors_[i];
+    const auto [slot, is_new] = index_.emplace(tensor.name, i);
+    if (!is_new) {
+      throw CheckpointError(str_cat("open checkpoint: ", folder_.string(), ": tensor ",
+                                    quote(tensor.name), " is in two files, ",
+                                    tensors_[slot->second].file, " and ", tensor.file,
+                                    "; fetch the model again"));
     }
   }
 }
 
-void Checkpoint::add_to_index(size_t i, const std::map<std::string, std::string>& map) {
-  const CheckpointTensor& tensor = tensors_[i];
-  const auto [slot, is_new] = index_.emplace(tensor.name, i);
-  if (!is_new) {
-    throw CheckpointError(str_cat("open checkpoint: ", folder_.string(), ": tensor ",
-                                  quote(tensor.name), " is in two files, ",
-                                  tensors_[slot->second].file, " and ", tensor.file,
-                                  "; fetch the model again"));
-  }
-  const auto place = map.find(tensor.name);
-  if (place != map.end() && place->second != tensor.file) {
-    throw CheckpointError(str_cat("open checkpoint: ", folder_.string(), ": tensor ",
-                                  quote(tensor.name), " is in ", tensor.file, ", but ", kIndexFile,
-                                  " places it in ", place->second, "; fetch both files again"));
+void Checkpoint::check_places(const std::map<std::string, std::string>& map) const {
+  for (const auto& [name, file] : map) {
+    const CheckpointTensor* tensor = find(name);
+    if (tensor == nullptr) {
+      throw CheckpointError(str_cat("open checkpoint: ", (folder_ / file).string(), ": tensor ",
+                                    quote(name), " is missing; ", kIndexFile,
+                                    " places it there; fetch both files again"));
+    }
+    if (tensor->file != file) {
+      throw CheckpointError(str_cat("open checkpoint: ", folder_.string(), ": tensor ", quote(name),
+                                    " is in ", tensor->file, ", but ", kIndexFile, " places it in ",
+                                    file, "; fetch both files again"));
+    }
   }
 }
 

@@ -55,7 +55,8 @@ class Checkpoint {
   // `weight_map`: tensor name -> file, from the index; empty without one.
   void add_shards(const std::set<std::string>& files,
                   const std::map<std::string, std::string>& weight_map);
-  void add_to_index(size_t i, const std::map<std::string, std::string>& weight_map);
+  void index_tensors();
+  void check_places(const std::map<std::string, std::string>& weight_map) const;
 
   std::filesystem::path folder_;
   std::shared_ptr<const ConfigReader> config_;
