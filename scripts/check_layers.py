@@ -8,12 +8,14 @@
 
 A backend sees core, quant, experts, dense, itself and its own device's kernels/, never a sibling; nobody
 includes anything from backends/. Public headers include public headers only, and examples/ see nothing else.
-Tests (*_test.cc and their *_fixture.h, tests/, fuzz/, bench/) link the whole library and may include anything.
+Tests (*_test.cc, tests/, fuzz/, bench/) link the whole library and may include anything. A header that includes
+gtest or tests/ is a test's, and only tests include it.
 
     scripts/check_layers.py [ROOT]     prints each wrong include; exit status 1 when there is one
 """
 import re
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 # What each layer may include directly; what those may include follows.
@@ -47,6 +49,7 @@ PUBLIC = {
 SOURCES = {".h", ".cc", ".cpp", ".cu", ".cuh"}
 FREE = {"tests", "fuzz", "bench"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+TEST_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](gtest|gmock|support)/', re.MULTILINE)
 
 
 def allowed_layers(layer):
@@ -86,12 +89,20 @@ def find_include(root, source, name):
     return None
 
 
-def wrong(source, target):
+@lru_cache(maxsize=None)
+def is_test(root, path):
+    if path.parts[0] in FREE or path.name.endswith("_test.cc"):
+        return True
+    return path.suffix == ".h" and bool(TEST_INCLUDE.search((root / path).read_text(encoding="utf-8")))
+
+
+def wrong(root, source, target):
     """Why `source` may not include `target`; None when it may."""
-    top, own, theirs = source.parts[0], backend_of(source), backend_of(target)
-    is_test = top in FREE or source.name.endswith(("_test.cc", "_fixture.h"))
-    if is_test:
+    if is_test(root, source):
         return None
+    if is_test(root, target):
+        return "only tests include a test's header"
+    top, own, theirs = source.parts[0], backend_of(source), backend_of(target)
     if theirs:
         if own is None:
             return "nobody includes a backend; the generated table is the only link"
@@ -125,7 +136,7 @@ def check(root):
                     continue
                 count += 1
                 target = find_include(root, source, match[1])
-                reason = wrong(source, target) if target else "no such file in src/ or include/"
+                reason = wrong(root, source, target) if target else "no such file in src/ or include/"
                 if reason:
                     errors.append(f'{source}:{number}: #include "{match[1]}": {reason}')
     return errors, count

@@ -2,7 +2,7 @@
 
 build_packages=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev
   libgtest-dev librapidcheck-dev python3)
-check_packages=(git clang-format-14 clang-14 libclang-rt-14-dev)
+check_packages=(git clang-format-14 clang libclang-rt-14-dev)
 tidy_packages=(clang-tidy-19)
 
 # Prints those of the named packages that are not installed.

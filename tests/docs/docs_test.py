@@ -117,7 +117,7 @@ class PromiseTest(unittest.TestCase):
     """docs/adding_a_*.md say how much a newcomer touches; those that are here touch no more."""
 
     def test_a_backend_is_one_folder_and_one_line(self):
-        self.assertIn("one folder and one line", read("docs/adding_a_backend.md"))
+        self.assertRegex(read("docs/adding_a_backend.md"), r"one (new )?folder and one line")
         table = "src/backends/CMakeLists.txt"
         built = re.findall(r"^cadre_backend\((\w+) (\w+)\)$", read(table), re.MULTILINE)
         self.assertGreater(len(built), 0)
@@ -131,7 +131,7 @@ class PromiseTest(unittest.TestCase):
             self.assertEqual(elsewhere, {table: 1}, name)
 
     def test_a_model_is_one_file_and_one_line(self):
-        self.assertIn("one file and one line", read("docs/adding_a_model.md"))
+        self.assertRegex(read("docs/adding_a_model.md"), r"one (new )?file and one line")
         table = "src/models/CMakeLists.txt"
         built = re.findall(r"^cadre_model\((\w+) (\w+)\)$", read(table), re.MULTILINE)
         self.assertGreater(len(built), 0)

@@ -9,14 +9,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_layers.py"
 
 # A small tree with one header in each place; every test adds one file that includes one of them.
-HEADERS = [
+HEADERS = dict.fromkeys([
     "include/cadre/cadre.h", "include/cadre/tensor.h", "include/cadre/experts.h", "include/cadre/model.h",
     "src/core/check.h", "src/quant/codec.h", "src/experts/plan.h", "src/dense/dense_ops.h",
     "src/io/json.h", "src/layers/rope.h", "src/models/config.h", "src/generation/sampler.h",
     "src/backends/cpu/kernels/matmul.h", "src/backends/cpu/eager/eager.h",
     "src/backends/cpu/grouped_mm/tiles.h", "src/backends/cuda/kernels/mma.h", "cli/options.h",
     "tests/support/temp.h",
-]
+], "")
+HEADERS["src/io/harness.h"] = "#include <gtest/gtest.h>\n"
 
 
 def run(root):
@@ -30,7 +31,7 @@ class CheckLayersTest(unittest.TestCase):
             for name in HEADERS:
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("#pragma once\n")
+                path.write_text("#pragma once\n" + HEADERS[name])
             path = Path(folder, source)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f'#include <vector>\n#include "{include}"\n')
@@ -95,11 +96,16 @@ class CheckLayersTest(unittest.TestCase):
             ("cli/a.cc", "options.h"),
             ("src/experts/plan_test.cc", "support/temp.h"),
             ("src/experts/plan_test.cc", "io/json.h"),
-            ("src/experts/plan_fixture.h", "support/temp.h"),
             ("tests/conformance/a.cc", "experts/plan.h"),
         ]:
             with self.subTest(source=source, include=include):
                 self.assert_passes(source, include)
+
+    def test_a_test_header_is_for_tests(self):
+        self.assert_passes("src/io/broken.h", "support/temp.h")
+        self.assert_passes("src/io/json_test.cc", "support/temp.h")
+        self.assert_refused("src/io/a.cc", "support/temp.h", "only tests include")
+        self.assert_refused("src/io/a.cc", "io/harness.h", "only tests include")
 
     def test_a_header_or_folder_outside_the_table_is_refused(self):
         self.assert_refused("include/cadre/novel.h", "cadre/tensor.h", "belongs to no layer")
