@@ -1,13 +1,16 @@
-// The inner step of attention: one query row against one block of keys, with a running softmax.
+// The inner steps of attention, compiled for several instruction sets: one query row against one
+// block of keys with a running softmax, and the widening of cache rows.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
+#include "cadre/dtype.h"
+
 namespace cadre::cpu {
 
 /// Keys in a block. Blocks lie at multiples of this from position 0, whatever the batch or the
-/// chunk, so a row's order of summation depends on its position alone.
+/// piece, so a row's order of summation depends on its position alone.
 inline constexpr int64_t kKeyBlock = 64;
 
 /// A query row's state: out = accumulator / sum once all blocks are done.
@@ -20,15 +23,19 @@ struct AttendArgs {
   const float* query;   // [head_dim], scaled
   const float* keys;    // [count, head_dim]
   const float* values;  // [count, head_dim]
-  int64_t count;        // at most kKeyBlock
+  int64_t count;        // 1 to kKeyBlock
   int64_t head_dim;
   float* accumulator;  // [head_dim]
   SoftmaxState* state;
 };
 
-using AttendFunction = void (*)(const AttendArgs&);
+struct AttendKernels {
+  void (*attend)(const AttendArgs& args);
+  /// `count` elements, bfloat16 or float16, as floats.
+  void (*widen)(const void* source, DType dtype, int64_t count, float* out);
+};
 
 /// The forms that this processor runs, fastest first; the last one runs anywhere.
-std::span<const AttendFunction> attend_functions();
+std::span<const AttendKernels> attend_kernels();
 
 }  // namespace cadre::cpu

@@ -83,22 +83,11 @@ struct Cut {
   int64_t heads;
 };
 
-// `count` rows of one head of the cache as floats: in place when they are, else through scratch.
-const float* cache_rows(const TensorView& cache, int64_t slot, int64_t kv_head, int64_t first,
-                        int64_t count, float* scratch) {
-  const int64_t dim = cache.dim(3);
-  const int64_t offset = ((slot * cache.dim(1) + kv_head) * cache.dim(2) + first) * dim;
-  const std::byte* source = at(cache.data(), cache.dtype(), offset);
-  if (cache.dtype() == DType::kF32) return reinterpret_cast<const float*>(source);
-  load_floats(source, cache.dtype(), count * dim, scratch);
-  return scratch;
-}
-
 class PieceRun {
  public:
   PieceRun(const AttentionArgs& args, const Piece& piece, const Scratch& scratch,
-           AttendFunction attend)
-      : args_(args), piece_(piece), scratch_(scratch), attend_(attend), dim_(args.q.dim(2)) {}
+           const AttendKernels& kernels)
+      : args_(args), piece_(piece), scratch_(scratch), kernels_(kernels), dim_(args.q.dim(2)) {}
 
   void run() {
     begin();
@@ -107,10 +96,8 @@ class PieceRun {
     int64_t first = first_key(piece_.row_begin) / kKeyBlock * kKeyBlock;
     for (; first < last; first += kKeyBlock) {
       const int64_t count = std::min(kKeyBlock, last - first);
-      const int64_t slot = piece_.sequence.slot;
-      block(first, first + count,
-            cache_rows(args_.keys, slot, kv_head, first, count, scratch_.keys),
-            cache_rows(args_.values, slot, kv_head, first, count, scratch_.values));
+      block(first, first + count, cache_rows(args_.keys, kv_head, first, count, scratch_.keys),
+            cache_rows(args_.values, kv_head, first, count, scratch_.values));
     }
     finish();
   }
@@ -136,6 +123,17 @@ class PieceRun {
     }
   }
 
+  // `count` rows of one head of the cache as floats: in place when they are, else through scratch.
+  const float* cache_rows(const TensorView& cache, int64_t kv_head, int64_t first, int64_t count,
+                          float* scratch) const {
+    const int64_t head = piece_.sequence.slot * cache.dim(1) + kv_head;
+    const int64_t offset = (head * cache.dim(2) + first) * dim_;
+    const std::byte* source = at(cache.data(), cache.dtype(), offset);
+    if (cache.dtype() == DType::kF32) return reinterpret_cast<const float*>(source);
+    kernels_.widen(source, cache.dtype(), count * dim_, scratch);
+    return scratch;
+  }
+
   void begin() {
     each([&](int64_t row, int64_t head, int64_t i) {
       float* query = scratch_.queries + i * dim_;
@@ -152,9 +150,9 @@ class PieceRun {
       const int64_t begin = std::max(first, first_key(row));
       const int64_t end = std::min(last, position(row) + 1);
       if (begin >= end) return;
-      attend_({scratch_.queries + i * dim_, keys + (begin - first) * dim_,
-               values + (begin - first) * dim_, end - begin, dim_, scratch_.accumulator + i * dim_,
-               scratch_.states + i});
+      kernels_.attend({scratch_.queries + i * dim_, keys + (begin - first) * dim_,
+                       values + (begin - first) * dim_, end - begin, dim_,
+                       scratch_.accumulator + i * dim_, scratch_.states + i});
     });
   }
 
@@ -171,7 +169,7 @@ class PieceRun {
   const AttentionArgs& args_;
   const Piece& piece_;
   const Scratch& scratch_;
-  AttendFunction attend_;
+  const AttendKernels& kernels_;
   int64_t dim_;
 };
 
@@ -204,11 +202,11 @@ void CpuDenseOps::attention(const AttentionArgs& args, Workspace& workspace, con
   const Workspace::Scope scope(workspace);
   const size_t stride = Scratch::bytes(args.q.dim(2));
   auto* memory = static_cast<std::byte*>(workspace.allocate(stride * static_cast<size_t>(threads)));
-  const AttendFunction attend = attend_functions().front();
+  const AttendKernels& kernels = attend_kernels().front();
   stream.threads->parallel_for(cut.count(), [&](int64_t index, int thread) {
     const Piece piece = cut.piece(index);
     const Scratch scratch(memory + stride * static_cast<size_t>(thread), args.q.dim(2));
-    PieceRun(args, piece, scratch, attend).run();
+    PieceRun(args, piece, scratch, kernels).run();
   });
 }
 

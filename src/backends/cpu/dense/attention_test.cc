@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "backends/cpu/dense/attend.h"
 #include "backends/cpu/dense/ops_fixture.h"
@@ -163,9 +164,28 @@ TEST_F(AttentionOp, TakesWhatItSaysAndAllocatesNothing) {
   EXPECT_EQ(exact.used(), 0u);
 }
 
+TEST_F(AttentionOp, EveryInstructionSetWidensExactly) {
+  std::vector<uint16_t> bits(65536);
+  std::iota(bits.begin(), bits.end(), uint16_t{0});
+  for (const AttendKernels& kernels : attend_kernels()) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      std::vector<float> out(bits.size());
+      kernels.widen(bits.data(), dtype, 65536, out.data());
+      for (size_t i = 0; i < bits.size(); ++i) {
+        const double expected = test::element_to_double(&bits[i], dtype);
+        if (std::isnan(expected)) {
+          ASSERT_TRUE(std::isnan(out[i]));
+        } else {
+          ASSERT_EQ(static_cast<double>(out[i]), expected) << name_of(dtype) << " bits " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AttentionOp, EveryInstructionSetGivesTheReference) {
   constexpr int64_t kDim = 83;
-  for (const AttendFunction attend : attend_functions()) {
+  for (const AttendKernels& kernels : attend_kernels()) {
     const Tensor query = random(DType::kF32, {kDim}, 0.3f);
     const Tensor keys = random(DType::kF32, {kKeyBlock, kDim});
     const Tensor values = random(DType::kF32, {kKeyBlock, kDim});
@@ -174,8 +194,8 @@ TEST_F(AttentionOp, EveryInstructionSetGivesTheReference) {
     const float* k = keys->as<float>();
     const float* v = values->as<float>();
     for (const auto& [first, count] : {std::pair{0, 50}, std::pair{50, 14}}) {
-      attend({query->as<float>(), k + first * kDim, v + first * kDim, count, kDim,
-              accumulator.data(), &state});
+      kernels.attend({query->as<float>(), k + first * kDim, v + first * kDim, count, kDim,
+                      accumulator.data(), &state});
     }
     std::vector<double> reference(kDim, 0);
     double sum = 0;

@@ -1,8 +1,8 @@
 #include "backends/cpu/dense/rows.h"
 
-#include <bit>
 #include <cstring>
 
+#include "backends/cpu/dense/widen.inl.h"
 #include "cadre/float16.h"
 #include "cadre/thread_pool.h"
 #include "core/check.h"
@@ -13,17 +13,6 @@ namespace {
 // Below this many operations a fork and join costs more than it saves.
 constexpr int64_t kMinParallelCost = 32 * 1024;
 
-// Branch-free, so that the loop vectorises: the half's exponent is rebased by a multiplication that
-// is exact for subnormals too; infinities and NaNs are patched by a select.
-float half_to_float(uint16_t bits) {
-  const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13;
-  const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;
-  const uint32_t finite = std::bit_cast<uint32_t>(scaled);
-  const uint32_t special = magnitude | 0x7f800000u;
-  const uint32_t value = magnitude >= 0x0f800000u ? special : finite;
-  return std::bit_cast<float>(value | (static_cast<uint32_t>(bits & 0x8000u) << 16));
-}
-
 }  // namespace
 
 void load_floats(const void* source, DType dtype, int64_t count, float* out) {
@@ -31,21 +20,9 @@ void load_floats(const void* source, DType dtype, int64_t count, float* out) {
     std::memcpy(out, source, static_cast<size_t>(count) * sizeof(float));
     return;
   }
-  const auto* bytes = static_cast<const std::byte*>(source);
-  if (dtype == DType::kBF16) {
-    for (int64_t i = 0; i < count; ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, bytes + 2 * i, 2);
-      out[i] = std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-    }
-    return;
-  }
+  if (dtype == DType::kBF16) return widen_bfloat16(source, count, out);
   CADRE_ASSERT(dtype == DType::kF16);
-  for (int64_t i = 0; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, bytes + 2 * i, 2);
-    out[i] = half_to_float(bits);
-  }
+  widen_float16(source, count, out);
 }
 
 void store_floats(const float* source, int64_t count, DType dtype, void* out) {
