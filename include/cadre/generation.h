@@ -38,7 +38,15 @@ class Sampler {
   /// a NaN is never picked unless all are NaN, which throws Error.
   TokenId next(std::span<float> logits, std::span<const TokenId> history);
 
+  /// What next() would draw from, by id, adding up to 1; draws nothing. Changes `logits` likewise.
+  std::vector<std::pair<TokenId, double>> probabilities(std::span<float> logits,
+                                                        std::span<const TokenId> history);
+
  private:
+  TokenId prepare(std::span<float> logits, std::span<const TokenId> history);
+  void cut(std::span<const float> logits, float max);
+  TokenId draw(float max);
+
   SamplingOptions options_;
   std::mt19937_64 random_;
   std::vector<std::pair<float, TokenId>> candidates_;
@@ -68,10 +76,11 @@ struct GenerationResult {
 /// Called for each new token; return false to stop that sequence.
 using TokenCallback = std::function<bool(int64_t sequence, TokenId id)>;
 
-/// Continues every prompt (each at least one token; lengths may differ). Throws InvalidArgument
-/// when a prompt plus max_new_tokens... does not fit: a prompt longer than the context, an id
-/// outside the vocabulary, an empty prompt. Generation past the context ends with
-/// FinishReason::kLength.
+/// Continues every prompt (each at least one token; lengths may differ). Throws InvalidArgument for
+/// an empty prompt, a prompt longer than the context, an id outside the vocabulary and options out
+/// of range. A sequence never grows beyond the context: there, as at max_new_tokens, it ends with
+/// FinishReason::kLength; a prompt that fills the context gets no token. kEos wins over kStopped,
+/// which wins over kLength. Sequence i draws from Sampler(options.sampling, i).
 GenerationResult generate(Model& model, std::span<const std::vector<TokenId>> prompts,
                           const GenerationOptions& options, const TokenCallback& on_token = {});
 

@@ -148,7 +148,8 @@ void AddedTokens::split(std::string_view text, const StringMatcher& matcher,
     Span span{hit.begin, hit.end};
     if (token.single_word && !is_whole_word(text, span)) continue;
     if (token.lstrip) span.begin = skip_space_back(text, span.begin, std::min(done, span.begin));
-    if (token.rstrip) span.end = skip_space(text, span.end);
+    // Inside space that the token before took, that token's end is known to be right.
+    if (token.rstrip) span.end = span.end <= done ? done : skip_space(text, span.end);
     if (done < span.begin) out.push_back({{done, span.begin}});
     out.push_back({span, token.id});
     done = span.end;

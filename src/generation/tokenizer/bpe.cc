@@ -72,7 +72,7 @@ void Bpe::read_vocabulary(const JsonNode& node) {
   vocabulary_.reserve(node.json().size());
   for (const auto& item : node.json().items()) {
     const Json& id = item.value();
-    const bool fits = id.is_number_unsigned() && id.get<uint64_t>() <= kMaxTokenId;
+    const bool fits = id.is_number_integer() && id >= 0 && id <= kMaxTokenId;
     if (!fits) {
       node.fail_with(str_cat("token \"", item.key(), "\" has id ", id.dump(),
                              ", expected an integer from 0 to ", kMaxTokenId));

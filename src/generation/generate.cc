@@ -1,0 +1,167 @@
+// The loop around a model: all prompts at once, then one token per unfinished sequence and step.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "cadre/error.h"
+#include "cadre/generation.h"
+#include "cadre/tensor.h"
+#include "core/str_cat.h"
+
+namespace cadre {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void check_prompt(const std::vector<TokenId>& prompt, size_t number, const ModelInfo& info) {
+  if (prompt.empty()) {
+    throw InvalidArgument(str_cat("generate: prompt ", number,
+                                  " is empty, expected at least one token; begin with some text"));
+  }
+  if (static_cast<int64_t>(prompt.size()) > info.max_position_embeddings) {
+    throw InvalidArgument(str_cat("generate: prompt ", number, " has ", prompt.size(),
+                                  " tokens, the context of ", info.path, " holds ",
+                                  info.max_position_embeddings, "; shorten the prompt"));
+  }
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    if (prompt[i] >= 0 && prompt[i] < info.vocab_size) continue;
+    throw InvalidArgument(str_cat("generate: prompt ", number, ": token ", i, " has id ", prompt[i],
+                                  ", expected 0 to ", info.vocab_size - 1,
+                                  "; the tokenizer does not belong to the model"));
+  }
+}
+
+// "grouped_mm", or with sub-configs "text_config=grouped_mm, vision_config=eager".
+std::string experts_of(const Model& model) {
+  const ExpertsImplementation map = model.get_experts_implementation();
+  std::vector<std::string> parts;
+  for (const auto& entry : map) {
+    if (!entry.first.empty()) parts.push_back(str_cat(entry.first, "=", entry.second));
+  }
+  if (!parts.empty()) return join(parts);
+  const auto whole = map.find("");
+  return whole == map.end() ? std::string() : whole->second;
+}
+
+class Generation {
+ public:
+  Generation(Model& model, std::span<const std::vector<TokenId>> prompts,
+             const GenerationOptions& options, const TokenCallback& on_token)
+      : model_(model), options_(options), on_token_(on_token) {
+    const int64_t context = model.info().max_position_embeddings;
+    int64_t longest = 0;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const auto length = static_cast<int64_t>(prompts[i].size());
+      const int64_t room = std::min(options.max_new_tokens, context - length);
+      longest = std::max(longest, length + room);
+      sequences_.push_back({prompts[i], room, Sampler(options.sampling, i)});
+      result_.prompt_tokens += length;
+    }
+    const auto count = static_cast<int64_t>(prompts.size());
+    result_.token_ids.resize(prompts.size());
+    result_.finish_reasons.assign(prompts.size(), FinishReason::kLength);
+    if (!any_running()) return;
+    cache_ = model.new_cache(count, longest);
+    logits_ = Tensor(DType::kF32, {count, model.info().vocab_size});
+  }
+
+  GenerationResult run() {
+    if (!any_running()) return std::move(result_);
+    auto start = Clock::now();
+    result_.prefill_experts = experts_of(model_);
+    for (const Sequence& sequence : sequences_) feed(sequence, sequence.ids);
+    step();
+    result_.prefill_seconds = seconds_since(start);
+    start = Clock::now();
+    result_.decode_experts = experts_of(model_);
+    while (any_running()) {
+      for (const Sequence& sequence : sequences_) {
+        feed(sequence, std::span(sequence.ids).last(1));
+        if (sequence.room > 0) ++result_.decode_tokens;
+      }
+      step();
+    }
+    result_.decode_seconds = seconds_since(start);
+    return std::move(result_);
+  }
+
+ private:
+  struct Sequence {
+    std::vector<TokenId> ids;  // prompt and continuation
+    int64_t room;              // tokens that may still come; 0: finished
+    Sampler sampler;
+  };
+
+  bool any_running() const {
+    return std::any_of(sequences_.begin(), sequences_.end(),
+                       [](const Sequence& sequence) { return sequence.room > 0; });
+  }
+
+  void feed(const Sequence& sequence, std::span<const TokenId> ids) {
+    if (sequence.room == 0) ids = {};
+    input_.insert(input_.end(), ids.begin(), ids.end());
+    counts_.push_back(static_cast<int64_t>(ids.size()));
+  }
+
+  // One forward of what was fed, then one new token for each running sequence.
+  void step() {
+    model_.forward({input_, counts_, LogitsRows::kLastOfEach}, *cache_, logits_);
+    input_.clear();
+    counts_.clear();
+    const auto vocab = static_cast<size_t>(model_.info().vocab_size);
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      Sequence& sequence = sequences_[i];
+      if (sequence.room == 0) continue;
+      const std::span<float> row(logits_->as<float>() + i * vocab, vocab);
+      accept(i, sequence.sampler.next(row, sequence.ids));
+    }
+  }
+
+  void accept(size_t number, TokenId id) {
+    Sequence& sequence = sequences_[number];
+    sequence.ids.push_back(id);
+    result_.token_ids[number].push_back(id);
+    --sequence.room;
+    const auto& eos = options_.eos_token_ids;
+    const bool wants_more = !on_token_ || on_token_(static_cast<int64_t>(number), id);
+    if (!options_.ignore_eos && std::find(eos.begin(), eos.end(), id) != eos.end()) {
+      finish(number, FinishReason::kEos);
+    } else if (!wants_more) {
+      finish(number, FinishReason::kStopped);
+    }
+  }
+
+  void finish(size_t number, FinishReason reason) {
+    sequences_[number].room = 0;
+    result_.finish_reasons[number] = reason;
+  }
+
+  Model& model_;
+  const GenerationOptions& options_;
+  const TokenCallback& on_token_;
+  std::vector<Sequence> sequences_;
+  std::unique_ptr<KvCache> cache_;
+  Tensor logits_;  // [num_sequences, vocab_size] f32
+  std::vector<TokenId> input_;
+  std::vector<int64_t> counts_;
+  GenerationResult result_;
+};
+
+}  // namespace
+
+GenerationResult generate(Model& model, std::span<const std::vector<TokenId>> prompts,
+                          const GenerationOptions& options, const TokenCallback& on_token) {
+  validate(options.sampling);
+  if (options.max_new_tokens < 0) {
+    throw InvalidArgument(
+        str_cat("generate: max_new_tokens must be at least 0, got ", options.max_new_tokens));
+  }
+  for (size_t i = 0; i < prompts.size(); ++i) check_prompt(prompts[i], i, model.info());
+  return Generation(model, prompts, options, on_token).run();
+}
+
+}  // namespace cadre

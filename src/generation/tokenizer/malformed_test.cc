@@ -1,0 +1,151 @@
+// Damaged and foreign tokenizer.json: what is wrong is named, nothing crashes.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+
+#include "cadre/error.h"
+#include "cadre/tokenizer.h"
+
+namespace cadre {
+namespace {
+
+using json = nlohmann::json;
+
+json sound() {
+  return json::parse(R"({
+    "added_tokens": [{"id": 9, "content": "<s>", "special": true}],
+    "normalizer": null, "pre_tokenizer": {"type": "ByteLevel"}, "post_processor": null,
+    "decoder": {"type": "ByteLevel"},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 4}, "merges": ["a b"]}})");
+}
+
+std::string load(const json& file) {
+  try {
+    Tokenizer::from_json(file.dump(), "dir/tokenizer.json");
+  } catch (const CheckpointError& error) {
+    return std::string("CheckpointError ") + error.what();
+  } catch (const Unsupported& error) {
+    return std::string("Unsupported ") + error.what();
+  }
+  return "loaded";
+}
+
+void expect_parts(const std::string& message, std::initializer_list<const char*> parts) {
+  EXPECT_NE(message.find("dir/tokenizer.json"), std::string::npos) << message;
+  for (const char* part : parts) EXPECT_NE(message.find(part), std::string::npos) << message;
+}
+
+void expect(const char* pointer, json value, std::initializer_list<const char*> parts) {
+  json file = sound();
+  file[json::json_pointer(pointer)] = std::move(value);
+  expect_parts(load(file), parts);
+}
+
+TEST(MalformedTokenizer, TheSoundOneLoadsWithGapsInItsIds) {
+  EXPECT_EQ(load(sound()), "loaded");
+  const auto tokenizer = Tokenizer::from_json(sound().dump(), "x");
+  EXPECT_EQ(tokenizer.encode("<s>ab"), (std::vector<TokenId>{9, 4}));
+  EXPECT_EQ(tokenizer.vocab_size(), 4);
+  EXPECT_EQ(tokenizer.decode(std::vector<TokenId>{2, 4, 8, 9999999, -5}), "ab");
+}
+
+TEST(MalformedTokenizer, BadIdsAreCheckpointErrorsThatNameTheToken) {
+  expect("/model/vocab/b", -1, {"CheckpointError", "\"b\" has id -1", "fetch it again"});
+  expect("/model/vocab/b", 4000000000u, {"CheckpointError", "\"b\" has id 4000000000"});
+  expect("/model/vocab/b", 1.5, {"CheckpointError", "\"b\" has id 1.5"});
+  expect("/model/vocab/b", "1", {"CheckpointError", "\"b\" has id"});
+  expect("/model/vocab/b", 0, {"CheckpointError", "both have id 0", "\"a\"", "\"b\""});
+  expect("/added_tokens/0/id", -3, {"CheckpointError", "added_tokens[0].id", "-3"});
+  expect("/added_tokens/0/id", uint64_t{1} << 63, {"CheckpointError", "added_tokens[0].id"});
+  expect("/added_tokens/0/id", 1, {"CheckpointError", "\"<s>\"", "\"b\" already"});
+  expect("/added_tokens/0/content", "a", {"CheckpointError", "\"a\" has id 9 here and 0"});
+}
+
+TEST(MalformedTokenizer, BadMergesNameTheMissingToken) {
+  expect("/model/merges/0", "a x", {"CheckpointError", "merges[0]", "\"x\"", "not in the vocab"});
+  expect("/model/merges/0", "b a", {"CheckpointError", "\"ba\""});
+  expect("/model/merges/0", "a  b", {"CheckpointError", "merges[0]", "one space"});
+  expect("/model/merges/0", json::array({"a"}), {"CheckpointError", "merges[0]"});
+  expect("/model/merges/0", 7, {"CheckpointError", "merges[0]", "found 7"});
+  expect("/model/merges", "a b", {"CheckpointError", "model.merges", "an array"});
+}
+
+TEST(MalformedTokenizer, WrongTypesAndMissingKeysAreNamed) {
+  expect("/model/vocab", 3, {"CheckpointError", "model.vocab", "an object"});
+  expect("/model", nullptr, {"CheckpointError", "\"model\""});
+  expect("/added_tokens", 3, {"CheckpointError", "added_tokens", "an array"});
+  expect("/added_tokens/0", 3, {"CheckpointError", "added_tokens[0]", "an object"});
+  expect("/added_tokens/0/lstrip", "yes", {"CheckpointError", "lstrip", "true or false"});
+  expect("/decoder", json::object(), {"CheckpointError", "decoder", "\"type\""});
+  expect("/model/unk_token", "?", {"CheckpointError", "unk_token"});
+  expect("/pre_tokenizer",
+         {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}},
+         {"CheckpointError", "pre_tokenizer.pattern", "malformed regular expression"});
+  expect("/pre_tokenizer", {{"type", "Split"}, {"pattern", {{"String", "a"}}}, {"behavior", "Odd"}},
+         {"CheckpointError", "behavior", "Odd"});
+}
+
+TEST(MalformedTokenizer, ForeignComponentsAreUnsupportedAndNamed) {
+  expect("/model/type", "Unigram", {"Unsupported", "model \"Unigram\"", "BPE"});
+  expect("/model/dropout", 0.1, {"Unsupported", "dropout"});
+  expect("/model/end_of_word_suffix", "</w>", {"Unsupported", "end_of_word_suffix"});
+  expect("/normalizer", {{"type", "Lowercase"}},
+         {"Unsupported", "normalizer \"Lowercase\"", "NFC"});
+  expect("/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", ""}},
+         {"Unsupported", "Replace with a Regex"});
+  expect("/pre_tokenizer", {{"type", "Metaspace"}}, {"Unsupported", "\"Metaspace\"", "ByteLevel"});
+  expect("/pre_tokenizer",
+         {{"type", "Split"}, {"pattern", {{"Regex", "\\w"}}}, {"behavior", "Isolated"}},
+         {"Unsupported", "\\w", "Oniguruma"});
+  const json byte_level = {{"type", "ByteLevel"}};
+  expect("/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {byte_level, byte_level}}},
+         {"Unsupported", "after ByteLevel"});
+  expect("/post_processor", {{"type", "BertProcessing"}}, {"Unsupported", "BertProcessing"});
+  expect("/post_processor", {{"type", "TemplateProcessing"}, {"single", json::array()}},
+         {"Unsupported", "without the text"});
+  expect("/decoder", {{"type", "CTC"}}, {"Unsupported", "decoder \"CTC\""});
+  expect("/decoder", {{"type", "Sequence"}, {"decoders", {byte_level, {{"type", "ByteFallback"}}}}},
+         {"Unsupported", "after Fuse or ByteLevel"});
+}
+
+TEST(MalformedTokenizer, DamagedTextNeverCrashes) {
+  std::ifstream in(std::string(CADRE_TEST_DATA) +
+                   "/tokenizers/synthetic/added_rules.tokenizer.json");
+  std::stringstream content;
+  content << in.rdbuf();
+  const std::string file = content.str();
+  ASSERT_GT(file.size(), 1000u);
+  std::mt19937_64 random(11);
+  int loaded = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::string damaged = file;
+    for (uint64_t i = 0; i <= random() % 3; ++i) {
+      const size_t place = random() % damaged.size();
+      if (random() % 2 == 0) damaged[place] = "0123456789-\"[]{},:ntf\\"[random() % 23];
+      if (random() % 4 == 0) damaged.erase(place, random() % 20);
+      if (random() % 16 == 0) damaged.resize(place + 1);
+    }
+    try {
+      const auto tokenizer = Tokenizer::from_json(damaged, "x");
+      tokenizer.decode(tokenizer.encode("word <l> the e\u0301x  12 \u00e9\u00e9 \xFF"));
+      ++loaded;
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_GT(loaded, 0);
+}
+
+TEST(MalformedTokenizer, AMissingFileIsACheckpointErrorWithItsName) {
+  try {
+    Tokenizer::from_file("no/such/tokenizer.json");
+    FAIL();
+  } catch (const CheckpointError& error) {
+    EXPECT_NE(std::string(error.what()).find("no/such/tokenizer.json"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace cadre
