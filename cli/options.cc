@@ -35,6 +35,22 @@ void check_backend(std::string_view source, const std::string& name) {
                                 name, "\"", did_you_mean(name, names)));
 }
 
+ExpertsImplementation parse_experts_map(std::string_view source, std::string_view text) {
+  const auto refuse = [&](std::string_view why) {
+    throw InvalidArgument(
+        str_cat(source, ": expected a JSON object of sub-config to backend name, ",
+                "like {\"text_config\":\"grouped_mm\"}, got ", text, " (", why, ")"));
+  };
+  ExpertsImplementation map;
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) refuse("malformed");
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_string()) refuse(str_cat("\"", key, "\" is not text"));
+    map[key] = value.get<std::string>();
+  }
+  return map;
+}
+
 void add_model_options(CLI::App& command, CommonOptions& common) {
   command
       .add_option("--model", common.model,
@@ -132,21 +148,9 @@ void add_common_options(CLI::App& command, CommonOptions& common) {
 }
 
 ExpertsImplementation parse_experts(std::string_view source, std::string_view text) {
-  ExpertsImplementation map;
-  if (!text.starts_with("{")) {
-    map[""] = text;
-  } else {
-    try {
-      const Json json = parse_json_object(text, std::string(source));
-      for (const auto& [key, value] : json.items()) map[key] = value.get<std::string>();
-    } catch (const CheckpointError& error) {
-      throw InvalidArgument(error.what());
-    } catch (const Json::type_error&) {
-      throw InvalidArgument(str_cat(source,
-                                    ": expected a JSON object of sub-config to backend name, ",
-                                    "like {\"text_config\":\"grouped_mm\"}, got ", text));
-    }
-  }
+  const ExpertsImplementation map = text.starts_with("{")
+                                        ? parse_experts_map(source, text)
+                                        : ExpertsImplementation{{"", std::string(text)}};
   for (const auto& [key, name] : map) check_backend(source, name);
   return map;
 }

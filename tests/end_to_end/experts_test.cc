@@ -16,7 +16,8 @@ double error_of(const fs::path& file, const std::string& backend, const std::str
   const Result result =
       run_cadre({"experts", file, "--out", out, "--experts", backend, "--dtype", dtype, "--json"});
   expect_success(result);
-  const TensorView expected = SafetensorsFile::open(file).tensor("output");
+  const SafetensorsFile input = SafetensorsFile::open(file);
+  const TensorView expected = input.tensor("output");
   EXPECT_EQ(read_shape(out, "output"), expected.shape());
   const double error = relative_error(SafetensorsFile::open(out).tensor("output"), expected);
   EXPECT_NEAR(json_of(result)["relative_error"].get<double>(), error, 1e-9);
