@@ -32,11 +32,11 @@ struct LoadOptions {
   /// Empty: "grouped_mm" where it can run, else "eager". {{"", "batched_mm"}} sets the whole model.
   ExpertsImplementation experts_implementation = {};
   Device device = {};
-  std::optional<DType> dtype = {};  // compute dtype; empty: the checkpoint's
-  bool dequantize = false;          // FineGrainedFP8Config{.dequantize = true}
-  Prepack prepack = Prepack::kAuto;
-  int num_threads = 0;        // 0: default_num_threads()
-  std::string revision = {};  // of a hub id; empty: refs/main
+  std::optional<DType> dtype = {};   // compute dtype; empty: the checkpoint's
+  bool dequantize = false;           // FineGrainedFP8Config{.dequantize = true}
+  Prepack prepack = Prepack::kAuto;  // no effect yet: every backend reads weights in place
+  int num_threads = 0;               // 0: default_num_threads()
+  std::string revision = {};         // of a hub id; empty: refs/main
   ProgressCallback progress = {};
 };
 
@@ -97,7 +97,8 @@ struct MoeLayerRecord {
                       // on_routing
 };
 
-/// Called for every MoE layer of a forward, in order.
+/// Called for every MoE layer of a forward, in order; a forward that is cut into pieces (see
+/// Model::reserve) calls them for all layers of each piece, with the piece's tokens.
 struct MoeHooks {
   /// May overwrite ids and weights in place: routing replay.
   std::function<void(int64_t layer, MutableTensorView top_k_index, MutableTensorView top_k_weights)>
@@ -105,6 +106,7 @@ struct MoeHooks {
   std::function<void(const MoeLayerRecord&)> on_output = {};
 };
 
+/// Calls on one model must not overlap; different models are independent.
 class Model {
  public:
   /// `path`: a folder, or a hub id looked up in the local hub cache. Throws CheckpointError,
@@ -119,9 +121,9 @@ class Model {
 
   virtual std::unique_ptr<KvCache> new_cache(int64_t num_sequences, int64_t max_tokens) = 0;
 
-  /// Makes room for forwards of up to max_tokens new tokens; a larger forward is cut into pieces of
-  /// this size with equal results. The only call that allocates workspace; forward() calls it when
-  /// nobody did.
+  /// Makes room for forwards of up to max_tokens new tokens (2048 at most count: beyond, only
+  /// memory grows); a larger forward is cut into pieces of this size with equal results. The only
+  /// call that allocates workspace; forward() calls it with 512 when nobody did.
   virtual void reserve(int64_t max_tokens) = 0;
 
   /// Runs the new tokens, appends them to the cache and writes logits, f32: [num_sequences,

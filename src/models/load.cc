@@ -70,7 +70,7 @@ struct Opened {
     refuse_quantized(checkpoint.config());
     const Architecture architecture = find_architecture(checkpoint.config());
     const DType dtype = compute_dtype(checkpoint, options);
-    ModelBuilder builder(checkpoint.config(), weights, dtype, options.device);
+    ModelBuilder builder(checkpoint.config(), weights, dtype, options.device, options.progress);
     model = architecture.build(builder);
     info = model_info(checkpoint, architecture, model, dtype, options.device);
   }

@@ -172,6 +172,7 @@ TEST(LoadFaults, ConfigValuesThatCannotBe) {
       {"qwen3_moe", "hidden_size", -64, {"hidden_size"}},
       {"qwen3_moe", "hidden_size", Json(Json::value_t::discarded), {"hidden_size"}},
       {"qwen3_moe", "hidden_size", 1e300, {"hidden_size"}},
+      {"qwen3_moe", "moe_intermediate_size", int64_t{1} << 62, {"moe_intermediate_size"}},
       {"qwen3_moe", "vocab_size", 0, {"vocab_size"}},
       {"qwen3_moe", "num_hidden_layers", 0, {"num_hidden_layers"}},
       {"qwen3_moe", "num_key_value_heads", 3, {"num_key_value_heads (3)"}},
@@ -207,6 +208,8 @@ TEST(LoadFaults, ConfigValuesThatAreNotServed) {
   DamagedCheckpoint rope("qwen3_moe");
   rope.config["rope_parameters"] = {{"rope_type", "dynamic"}, {"factor", 2}};
   expect_parts(load_error<Unsupported>(rope.write()), {"\"dynamic\"", "default, linear"});
+  rope.config["rope_parameters"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};
+  expect_parts(load_error<Unsupported>(rope.write()), {"partial_rotary_factor", "0.5"});
   DamagedCheckpoint activation("qwen3_moe");
   activation.config["hidden_act"] = "xielu";
   expect_parts(load_error<Unsupported>(activation.write()), {"xielu"});

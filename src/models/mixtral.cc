@@ -12,7 +12,7 @@ BuiltModel build_mixtral(ModelBuilder& builder) {
   MoeOptions moe;
   moe.num_experts = read_num_experts(config);
   moe.top_k = read_top_k(config, moe.num_experts);
-  moe.intermediate_size = config.integer("intermediate_size", 1);
+  moe.intermediate_size = read_size(config, "intermediate_size");
   moe.router.normalize = true;
   moe.names = {"w1", "w3", "w2"};
   AttentionConfig attention = builder.attention_config();

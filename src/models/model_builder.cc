@@ -32,6 +32,14 @@ void ModelBuilder::begin(const TextConfig& text, const std::string& prefix) {
   }
 }
 
+void ModelBuilder::add_layer(DecoderLayer layer) {
+  model_.weights.layers.push_back(std::move(layer));
+  if (progress_) {
+    const auto done = static_cast<int64_t>(model_.weights.layers.size());
+    progress_("loading layers", done, model_.text.num_layers);
+  }
+}
+
 TensorView ModelBuilder::norm(const std::string& name, int64_t width) {
   return weights_.take(name, {width}, "norm");
 }

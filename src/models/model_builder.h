@@ -38,9 +38,14 @@ struct MoeOptions {
 
 class ModelBuilder {
  public:
+  /// `progress` may be empty; it is told of every layer.
   ModelBuilder(const ConfigReader& config, WeightLoader& weights, DType compute_dtype,
-               Device device)
-      : config_(config), weights_(weights), compute_dtype_(compute_dtype), device_(device) {}
+               Device device, const ProgressCallback& progress)
+      : config_(config),
+        weights_(weights),
+        compute_dtype_(compute_dtype),
+        device_(device),
+        progress_(progress) {}
 
   const ConfigReader& config() const { return config_; }
   WeightLoader& weights() { return weights_; }
@@ -67,7 +72,7 @@ class ModelBuilder {
   MoeBlock moe(const std::string& prefix, const MoeOptions& options,
                std::optional<SharedExpert> shared_expert = {}, const std::string& sub_config = "");
 
-  void add_layer(DecoderLayer layer) { model_.weights.layers.push_back(std::move(layer)); }
+  void add_layer(DecoderLayer layer);
   BuiltModel finish() { return std::move(model_); }
 
  private:
@@ -83,6 +88,7 @@ class ModelBuilder {
   WeightLoader& weights_;
   DType compute_dtype_;
   Device device_;
+  const ProgressCallback& progress_;
   BuiltModel model_;
 };
 

@@ -65,6 +65,17 @@ TEST_F(LoadedModel, EosIdsComeFromGenerationConfigFirst) {
             (std::vector<TokenId>{7}));
 }
 
+TEST_F(LoadedModel, LoadingTellsOfEveryLayer) {
+  std::vector<int64_t> seen;
+  const auto progress = [&](std::string_view what, int64_t done, int64_t total) {
+    EXPECT_EQ(what, "loading layers");
+    EXPECT_EQ(total, 3);
+    seen.push_back(done);
+  };
+  Model::from_pretrained(folder_of("qwen2_moe"), {.progress = progress});
+  EXPECT_EQ(seen, (std::vector<int64_t>{1, 2, 3}));
+}
+
 TEST_F(LoadedModel, MemoryReportIsTrue) {
   size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder_of("qwen2_moe"))) {

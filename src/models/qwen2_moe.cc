@@ -45,9 +45,9 @@ BuiltModel build_qwen2_moe(ModelBuilder& builder) {
 
   const auto feed_forward = [&](int64_t l, const std::string& mlp) -> std::variant<Mlp, MoeBlock> {
     if (!has_experts[static_cast<size_t>(l)]) {
-      return builder.mlp(mlp, config.integer("intermediate_size", 1));
+      return builder.mlp(mlp, read_size(config, "intermediate_size"));
     }
-    const int64_t shared = config.integer("shared_expert_intermediate_size", 1);
+    const int64_t shared = read_size(config, "shared_expert_intermediate_size");
     SharedExpert shared_expert{
         builder.mlp(mlp + "shared_expert.", shared, "shared expert"),
         builder.linear(mlp + "shared_expert_gate", 1, hidden, false, "shared expert")};

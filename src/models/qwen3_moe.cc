@@ -20,7 +20,7 @@ BuiltModel build_qwen3_moe(ModelBuilder& builder) {
 
   const auto feed_forward = [&](int64_t l, const std::string& mlp) -> std::variant<Mlp, MoeBlock> {
     if (has_experts[static_cast<size_t>(l)]) return builder.moe(mlp, moe);
-    return builder.mlp(mlp, config.integer("intermediate_size", 1));
+    return builder.mlp(mlp, read_size(config, "intermediate_size"));
   };
   for (int64_t l = 0; l < text.num_layers; ++l) {
     const std::string layer = str_cat("model.layers.", l, ".");

@@ -9,10 +9,6 @@ namespace {
 // Far above every model, far below what could overflow in products of a few of them.
 constexpr int64_t kMaxSize = int64_t{1} << 28;
 
-int64_t size_key(const ConfigReader& config, std::string_view key) {
-  return config.integer(key, 1, kMaxSize);
-}
-
 double positive(const ConfigReader& config, std::string_view key, double value) {
   if (!(value > 0)) config_error(config, str_cat(key, ": expected a positive number, got ", value));
   return value;
@@ -24,7 +20,7 @@ std::optional<double> optional_number(const ConfigReader& config, std::string_vi
 }
 
 RopeType parse_rope_type(const ConfigReader& config, const std::string& name) {
-  if (name == "default" || name == "mrope") return RopeType::kDefault;
+  if (name == "default") return RopeType::kDefault;
   if (name == "linear") return RopeType::kLinear;
   if (name == "llama3") return RopeType::kLlama3;
   if (name == "yarn") return RopeType::kYarn;
@@ -33,6 +29,11 @@ RopeType parse_rope_type(const ConfigReader& config, const std::string& name) {
 }
 
 void read_rope_scaling(const ConfigReader& scaling, const TextConfig& text, RopeConfig& rope) {
+  if (scaling.number_or("partial_rotary_factor", 1) != 1) {
+    throw Unsupported(str_cat(scaling.origin(), ": partial_rotary_factor ",
+                              scaling.number("partial_rotary_factor"),
+                              " is not supported by this family; supported: 1"));
+  }
   const std::string name = scaling.text_or("rope_type", scaling.text_or("type", "default"));
   rope.type = parse_rope_type(scaling, name);
   if (rope.type == RopeType::kDefault) return;
@@ -74,14 +75,14 @@ RopeConfig read_rope(const ConfigReader& config, const TextConfig& text, double 
 }
 
 void read_heads(const ConfigReader& config, TextConfig& text) {
-  text.num_heads = size_key(config, "num_attention_heads");
+  text.num_heads = read_size(config, "num_attention_heads");
   text.num_kv_heads = config.integer_or("num_key_value_heads", text.num_heads, 1, kMaxSize);
   if (text.num_heads % text.num_kv_heads != 0) {
     config_error(config, str_cat("num_key_value_heads (", text.num_kv_heads,
                                  ") must divide num_attention_heads (", text.num_heads, ")"));
   }
   if (config.has("head_dim")) {
-    text.head_dim = size_key(config, "head_dim");
+    text.head_dim = read_size(config, "head_dim");
   } else if (text.hidden_size % text.num_heads == 0) {
     text.head_dim = text.hidden_size / text.num_heads;
   } else {
@@ -99,12 +100,16 @@ void config_error(const ConfigReader& config, const std::string& what) {
   throw CheckpointError(str_cat(config.origin(), ": ", what));
 }
 
+int64_t read_size(const ConfigReader& config, std::string_view key) {
+  return config.integer(key, 1, kMaxSize);
+}
+
 TextConfig read_text_config(const ConfigReader& config, const TextDefaults& defaults) {
   TextConfig text;
-  text.vocab_size = size_key(config, "vocab_size");
-  text.hidden_size = size_key(config, "hidden_size");
+  text.vocab_size = read_size(config, "vocab_size");
+  text.hidden_size = read_size(config, "hidden_size");
   text.num_layers = config.integer("num_hidden_layers", 1, 100000);
-  text.max_position_embeddings = size_key(config, "max_position_embeddings");
+  text.max_position_embeddings = read_size(config, "max_position_embeddings");
   read_heads(config, text);
   text.norm_eps = static_cast<float>(
       positive(config, "rms_norm_eps", config.number_or("rms_norm_eps", defaults.norm_eps)));
@@ -117,11 +122,11 @@ TextConfig read_text_config(const ConfigReader& config, const TextDefaults& defa
 int64_t read_num_experts(const ConfigReader& config) {
   const std::string_view key =
       config.first_of({"num_experts", "num_local_experts", "n_routed_experts"});
-  return config.integer(key, 1, kMaxSize);
+  return read_size(config, key);
 }
 
 int64_t read_top_k(const ConfigReader& config, int64_t num_experts) {
-  const int64_t top_k = config.integer("num_experts_per_tok", 1, kMaxSize);
+  const int64_t top_k = read_size(config, "num_experts_per_tok");
   if (top_k > num_experts) {
     config_error(config,
                  str_cat("num_experts_per_tok (", top_k,

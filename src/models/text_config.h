@@ -37,6 +37,9 @@ struct TextConfig {
 /// activation that is not served.
 TextConfig read_text_config(const ConfigReader& config, const TextDefaults& defaults);
 
+/// A positive integer that products of a few sizes cannot overflow with.
+int64_t read_size(const ConfigReader& config, std::string_view key);
+
 /// num_experts, num_local_experts or n_routed_experts.
 int64_t read_num_experts(const ConfigReader& config);
 

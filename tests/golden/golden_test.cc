@@ -1,5 +1,5 @@
 // Every model folder under tests/data/models on every CPU backend against the values that
-// Transformers gave (tests/data/README.md says how).
+// Transformers gave (tests/data/make/make_models.py says how).
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,0 +1,105 @@
+// Each config key that changes numbers does change them, so that the golden values prove something
+// about it; spellings and defaults that mean the same give the same bits.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cadre/model.h"
+#include "golden/model_runs.h"
+#include "models/damaged_checkpoint.h"
+#include "support/compare.h"
+
+namespace cadre::test {
+namespace {
+
+struct Change {
+  const char* fixture;
+  const char* key;
+  Json value;  // discarded: the key is removed
+};
+
+const Json kAbsent = Json(Json::value_t::discarded);
+
+std::vector<float> logits_with(const DamagedCheckpoint& checkpoint, const Expected& expected) {
+  const auto model = Model::from_pretrained(checkpoint.write(), {.dtype = DType::kF32});
+  return all_logits(*model, expected.input_ids, expected.batch);
+}
+
+// Relative difference that the change makes.
+double effect(const Change& change) {
+  const Expected expected = read_expected(fixture(change.fixture) / "expected.safetensors");
+  DamagedCheckpoint checkpoint(change.fixture);
+  const std::vector<float> before = logits_with(checkpoint, expected);
+  checkpoint.config.erase(change.key);
+  if (!change.value.is_discarded()) checkpoint.config[change.key] = change.value;
+  return relative_error(logits_with(checkpoint, expected), before);
+}
+
+TEST(ConfigKeys, ThatMatterChangeTheLogits) {
+  const std::vector<Change> changes = {
+      {"qwen2_moe_sliding_window", "sliding_window", 6},
+      {"qwen2_moe_sliding_window", "use_sliding_window", false},
+      {"qwen2_moe_sliding_window",
+       "layer_types",
+       {"full_attention", "full_attention", "sliding_attention", "full_attention"}},
+      {"qwen2_moe_dense_layers", "norm_topk_prob", false},
+      {"qwen2_moe_older_config", "rope_theta", 10000},
+      {"qwen2_moe_packed", "norm_topk_prob", true},
+      {"qwen2_moe_packed", "num_experts_per_tok", 3},
+      {"qwen3_moe_sliding_window", "sliding_window", 5},
+      {"qwen3_moe_sliding_window", "use_sliding_window", false},
+      {"qwen3_moe_older_config", "rope_scaling", nullptr},
+      {"qwen3_moe_older_config", "norm_topk_prob", false},
+      {"qwen3_moe_yarn", "hidden_act", "silu"},
+      {"qwen3_moe_yarn", "rope_parameters", {{"rope_theta", 10000}}},
+      {"mixtral_sliding_window", "sliding_window", nullptr},
+      {"mixtral_older_config", "rope_theta", kAbsent},
+      {"mixtral", "rms_norm_eps", 0.1},
+      {"olmoe_clip_qkv", "clip_qkv", nullptr},
+      {"olmoe_clip_qkv", "norm_topk_prob", false},
+      {"olmoe_older_config", "rope_scaling", nullptr},
+  };
+  for (const Change& change : changes) {
+    EXPECT_GT(effect(change), 1e-3) << change.fixture << ": " << change.key;
+  }
+}
+
+TEST(ConfigKeys, OfEqualMeaningGiveEqualBits) {
+  const std::vector<Change> changes = {
+      {"qwen2_moe_sliding_window", "layer_types", kAbsent},  // the rule gives the same layers
+      {"qwen2_moe_packed", "mlp_only_layers", nullptr},
+      {"qwen2_moe_packed", "sliding_window", kAbsent},
+      {"qwen2_moe_packed", "rms_norm_eps", kAbsent},
+      {"qwen2_moe_packed", "qkv_bias", kAbsent},
+      {"qwen2_moe_packed", "num_key_value_heads", 2},
+      {"qwen3_moe", "sliding_window", 3},  // use_sliding_window is false
+      {"qwen3_moe", "attention_bias", kAbsent},
+      {"qwen3_moe", "decoder_sparse_step", kAbsent},
+      {"mixtral", "sliding_window", 0},
+      {"mixtral", "head_dim", 16},
+      {"mixtral", "rope_parameters", kAbsent},  // Mixtral's own default theta
+      {"olmoe", "clip_qkv", kAbsent},
+      {"olmoe", "num_key_value_heads", nullptr},
+      {"olmoe", "hidden_act", "swish"},
+      {"olmoe_older_config", "norm_topk_prob", kAbsent},
+  };
+  for (const Change& change : changes) {
+    EXPECT_EQ(effect(change), 0) << change.fixture << ": " << change.key;
+  }
+}
+
+TEST(ConfigKeys, AllNamesOfTheNumberOfExpertsAreRead) {
+  const Expected expected = read_expected(fixture("qwen3_moe") / "expected.safetensors");
+  DamagedCheckpoint checkpoint("qwen3_moe");
+  const std::vector<float> before = logits_with(checkpoint, expected);
+  checkpoint.config.erase("num_local_experts");
+  for (const char* name : {"num_experts", "n_routed_experts"}) {
+    checkpoint.config[name] = 8;
+    EXPECT_EQ(logits_with(checkpoint, expected), before) << name;
+    checkpoint.config.erase(name);
+  }
+}
+
+}  // namespace
+}  // namespace cadre::test
