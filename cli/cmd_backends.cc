@@ -98,12 +98,13 @@ std::vector<Answer> answers_for(const ModelReport& report) {
     for (const BackendEntry& entry : list_backends()) {
       ExpertsQuery query = model_query;
       if (query.device.type != entry.device) query.device = Device{entry.device, 0};
-      answers.push_back({sub_config,
-                         entry.name,
-                         query.device,
-                         {query.format},
-                         {query.compute_dtype},
-                         supports(entry.name, query).reasons});
+      Answer answer{sub_config, entry.name, query.device,
+                    {},         {},         supports(entry.name, query).reasons};
+      if (answer.runs()) {
+        answer.formats = {query.format};
+        answer.dtypes = {query.compute_dtype};
+      }
+      answers.push_back(std::move(answer));
     }
   }
   return answers;

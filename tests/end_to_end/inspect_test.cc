@@ -54,6 +54,7 @@ TEST(Backends, WithAModelTheAnswerIsForItsExperts) {
   for (const nlohmann::json& row : json["backends"]) {
     EXPECT_EQ(row["sub_config"], "");
     EXPECT_EQ(row["runs"].get<bool>(), row["reasons"].empty());
+    EXPECT_EQ(row["runs"].get<bool>(), !row["formats"].empty());
     const bool is_cpu_eager = row["name"] == "eager" && row["device"] == "cpu";
     EXPECT_TRUE(row["runs"].get<bool>() || !is_cpu_eager);
   }

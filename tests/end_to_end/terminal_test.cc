@@ -69,7 +69,7 @@ TEST(Terminal, CtrlCStopsAfterTheNextTokenWithACompleteLine) {
 }
 
 TEST(Terminal, CtrlCBeforeTheFirstTokenEndsTheProcess) {
-  // The prompt comes from a standard input that stays open: nothing has begun.
+  // The text is a FIFO that nobody writes to: the evaluation has not begun.
   const TempDir folder;
   const auto fifo = folder / "fifo";
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
