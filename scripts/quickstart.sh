@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source scripts/lib/packages.sh
 
 if [ $# -eq 0 ]; then
-  set -- "It was a dark and stormy night, and the old captain" --max-new-tokens 48
+  set -- "The old captain looked at the sea and" --max-new-tokens 32
 fi
 
 ensure_packages "${build_packages[@]}"
