@@ -13,6 +13,7 @@ BuiltModel build_mixtral(ModelBuilder& builder) {
   moe.num_experts = read_num_experts(config);
   moe.top_k = read_top_k(config, moe.num_experts);
   moe.intermediate_size = read_size(config, "intermediate_size");
+  moe.router.score = RouterScore::kSoftmaxThenTopK;
   moe.router.normalize = true;
   moe.names = {"w1", "w3", "w2"};
   AttentionConfig attention = builder.attention_config();

@@ -13,6 +13,7 @@ BuiltModel build_olmoe(ModelBuilder& builder) {
   moe.num_experts = read_num_experts(config);
   moe.top_k = read_top_k(config, moe.num_experts);
   moe.intermediate_size = read_size(config, "intermediate_size");
+  moe.router.score = RouterScore::kSoftmaxThenTopK;
   moe.router.normalize = config.boolean_or("norm_topk_prob", false);
   const bool bias = config.boolean_or("attention_bias", false);
   AttentionConfig attention = builder.attention_config();

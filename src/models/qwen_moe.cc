@@ -24,6 +24,7 @@ MoeOptions qwen_moe_options(const ConfigReader& config) {
   options.num_experts = read_num_experts(config);
   options.top_k = read_top_k(config, options.num_experts);
   options.intermediate_size = read_size(config, "moe_intermediate_size");
+  options.router.score = RouterScore::kSoftmaxThenTopK;
   options.router.normalize = config.boolean_or("norm_topk_prob", false);
   return options;
 }

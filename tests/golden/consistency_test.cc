@@ -102,6 +102,25 @@ TEST_P(Consistency, PiecesEqualAtOnce) {
   }
 }
 
+TEST_P(Consistency, LastRowsOfPiecesEqualThoseAtOnce) {
+  const std::vector<float> whole = all_logits(*model_, expected_.input_ids, expected_.batch);
+  const std::vector<int64_t> counts(static_cast<size_t>(expected_.batch), expected_.length);
+  for (const int64_t piece : {1, 5, 19}) {
+    const auto model = load(2);
+    model->reserve(piece);
+    const auto cache = model->new_cache(expected_.batch, expected_.length);
+    std::vector<float> last(static_cast<size_t>(expected_.batch) * vocab_);
+    model->forward({expected_.input_ids, counts}, *cache, rows(last));
+    for (size_t b = 0; b < static_cast<size_t>(expected_.batch); ++b) {
+      const size_t row = (b + 1) * static_cast<size_t>(expected_.length) - 1;
+      EXPECT_TRUE(std::equal(last.begin() + static_cast<std::ptrdiff_t>(b * vocab_),
+                             last.begin() + static_cast<std::ptrdiff_t>((b + 1) * vocab_),
+                             whole.begin() + static_cast<std::ptrdiff_t>(row * vocab_)))
+          << "sequence " << b << " in pieces of " << piece;
+    }
+  }
+}
+
 TEST_P(Consistency, AnyNumberOfThreadsGivesTheSameBits) {
   const std::vector<float> two = all_logits(*model_, expected_.input_ids, expected_.batch);
   for (const int threads : {1, 3}) {

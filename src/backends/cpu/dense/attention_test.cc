@@ -108,6 +108,10 @@ TEST_F(AttentionOp, ARowHasTheSameBitsAloneInAPieceAndInABatch) {
   const Tensor all = run({{0, 0, 60, 20}, {1, 60, 40, 150}});
   const Tensor pieces = run({{0, 0, 7, 20}, {0, 7, 53, 27}, {1, 60, 39, 150}, {1, 99, 1, 189}});
   EXPECT_EQ(std::memcmp(all->data(), pieces->data(), all->nbytes()), 0);
+  const Tensor alone = run({{1, 99, 1, 189}});  // so little work that each head is a piece
+  EXPECT_EQ(std::memcmp(all->slice(99, 100).data(), alone->slice(99, 100).data(),
+                        all->slice(99, 100).nbytes()),
+            0);
 }
 
 TEST_F(AttentionOp, NaNReachesOnlyRowsThatSeeIt) {
