@@ -87,7 +87,7 @@ TEST(Fixtures, TheReferenceAgreesWithTransformers) {
 }
 
 TEST(Fixtures, EveryBackendAgreesWithTransformersInEveryComputeDtype) {
-  ThreadPool pool(2);
+  ThreadPool pool(1);
   for (const auto& path : fixture_paths()) {
     const Fixture fixture(path);
     const auto weights = fixture.weights();

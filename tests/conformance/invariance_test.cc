@@ -32,7 +32,7 @@ bool same_bits(const std::vector<double>& a, const double* b) {
 }
 
 TEST(Invariance, ATokenHasTheSameBitsInEveryBatch) {
-  ThreadPool pool(2);
+  ThreadPool pool(1);
   for (const DType dtype : kDTypes) {
     ExpertsCase c(params_for(dtype));
     for (const BackendEntry& entry : runnable_backends()) {
@@ -71,6 +71,7 @@ TEST(Invariance, BackendsAndThreadCountsGiveTheSameBits) {
 TEST(Invariance, AHundredRepetitionsGiveTheSameBits) {
   CaseParams p = params_for(DType::kBF16);
   p.num_tokens = 40;
+  p.config.num_experts = 3;
   ExpertsCase c(p);
   ThreadPool pool(4);
   for (const BackendEntry& entry : runnable_backends()) {

@@ -96,8 +96,7 @@ MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t
 
 ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tokens,
                          Workspace& workspace, ThreadPool& threads)
-    : experts_(experts),
-      config_(experts.query.config),
+    : config_(experts.query.config),
       weights_(*experts.weights),
       tokens_(tokens),
       threads_(threads),

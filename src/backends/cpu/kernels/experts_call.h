@@ -102,7 +102,6 @@ class ExpertsCall {
   void combine_token(int64_t token, ColumnRange range) const;
   void append_blocks(int64_t active_index, int64_t* count);
 
-  const PreparedExperts& experts_;
   const ExpertsConfig& config_;
   const ExpertsWeights& weights_;
   const RoutedTokens& tokens_;
