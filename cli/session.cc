@@ -32,7 +32,7 @@ std::string read_all(int descriptor, const std::string& origin) {
 }  // namespace
 
 std::unique_ptr<Model> load_model(const CommonOptions& common) {
-  Progress progress(ProgressTerminal::standard_error(common.quiet), "bytes");
+  Progress progress(ProgressTerminal::standard_error(common.quiet), "layers");
   LoadOptions options = load_options(common);
   options.progress = progress.callback();
   return Model::from_pretrained(model_path(common), options);
