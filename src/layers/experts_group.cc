@@ -58,14 +58,21 @@ void ExpertsGroup::prepare_in_place() {
     // One layer tells whether the backend wants memory of its own.
     if (backend.prepare(query_, weights_.front())->added_bytes == 0) prepare(name);
   }
+  settled_ = choices_.size();
 }
 
-void ExpertsGroup::drop_unused() {
+void ExpertsGroup::activate(size_t choice) {
+  active_ = choice;
   for (size_t i = choices_.size(); i-- > 0;) {
     if (i == active_ || choices_[i].added_bytes == 0) continue;
     choices_.erase(choices_.begin() + static_cast<std::ptrdiff_t>(i));
-    if (active_ != kNone && active_ > i) --active_;
+    if (active_ > i) --active_;
   }
+  settled_ = choices_.size();
+}
+
+void ExpertsGroup::rollback() {
+  choices_.erase(choices_.begin() + static_cast<std::ptrdiff_t>(settled_), choices_.end());
 }
 
 std::string ExpertsGroup::default_name() const {

@@ -36,16 +36,19 @@ class ExpertsGroup {
   int64_t add_layer(std::shared_ptr<const ExpertsWeights> weights);
 
   /// The prepared form for `name`, made now when there is none; returns its index. Nothing is
-  /// switched. Throws InvalidArgument for an unknown name and Unsupported, with the reasons of
-  /// every backend, for one that cannot run here.
+  /// switched before activate(). Throws InvalidArgument for an unknown name and Unsupported, with
+  /// the answers of every backend, for one that cannot run here.
   size_t prepare(std::string_view name);
   bool is_prepared(std::string_view name) const { return find(name) != kNone; }
-  /// Prepares every backend that can run and reads weights in place.
+  /// True between a prepare() that made something and activate() or rollback().
+  bool has_news() const { return choices_.size() != settled_; }
+  /// Makes a prepared backend the current one; forms that hold memory of their own and are not
+  /// current are freed.
+  void activate(size_t choice);
+  /// Forgets what was prepared since the last activate().
+  void rollback();
+  /// Prepares every backend that can run and reads weights in place, beside the current one.
   void prepare_in_place();
-  /// Makes a prepared backend the current one.
-  void activate(size_t choice) noexcept { active_ = choice; }
-  /// Frees prepared forms that hold memory of their own and are not current.
-  void drop_unused();
   /// "grouped_mm" where it can run, else "eager".
   std::string default_name() const;
 
@@ -64,6 +67,7 @@ class ExpertsGroup {
   std::vector<std::shared_ptr<const ExpertsWeights>> weights_;
   std::vector<Choice> choices_;
   size_t active_ = kNone;
+  size_t settled_ = 0;  // choices that stay when a switch fails
 };
 
 }  // namespace cadre

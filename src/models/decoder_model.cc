@@ -39,7 +39,7 @@ DecoderConfig decoder_config(const TextConfig& text, DType compute_dtype) {
 class DecoderModel::Cache final : public KvCache {
  public:
   Cache(const DecoderModel& model, const KvShape& shape)
-      : model_(&model), total_(model.cache_bytes_), store_(shape, model.info_.device) {
+      : total_(model.cache_bytes_), store_(shape, model.info_.device) {
     *total_ += store_.bytes();
   }
   ~Cache() override { *total_ -= store_.bytes(); }
@@ -60,7 +60,8 @@ class DecoderModel::Cache final : public KvCache {
     store_.set_length(sequence, length);
   }
 
-  const DecoderModel* model() const { return model_; }
+  /// By the shared counter: the address of a model that is gone may be another model's by now.
+  bool belongs_to(const DecoderModel& model) const { return total_ == model.cache_bytes_; }
   KvStore& store() { return store_; }
 
  private:
@@ -71,7 +72,6 @@ class DecoderModel::Cache final : public KvCache {
     }
   }
 
-  const DecoderModel* model_;
   std::shared_ptr<std::atomic<size_t>> total_;
   KvStore store_;
 };
@@ -134,7 +134,12 @@ void DecoderModel::reserve(int64_t max_tokens) {
   }
   const int64_t step = std::min(max_tokens, kMaxStepTokens);
   if (step <= decoder_.reserved_tokens()) return;
-  workspace_.reserve(decoder_.workspace_bytes(step, threads_.num_threads()));
+  try {
+    workspace_.reserve(decoder_.workspace_bytes(step, threads_.num_threads()));
+  } catch (...) {
+    fit_workspace();
+    throw;
+  }
   spans_.reserve(static_cast<size_t>(step));
   wanted_.reserve(static_cast<size_t>(step));
   decoder_.reserve(step);
@@ -143,7 +148,7 @@ void DecoderModel::reserve(int64_t max_tokens) {
 DecoderModel::Cache& DecoderModel::check_input(const ForwardInput& input, KvCache& cache,
                                                const TensorView& logits) const {
   auto* mine = dynamic_cast<Cache*>(&cache);
-  if (mine == nullptr || mine->model() != this) {
+  if (mine == nullptr || !mine->belongs_to(*this)) {
     throw InvalidArgument("forward: the cache was made by another model");
   }
   const int64_t sequences = mine->num_sequences();
@@ -157,7 +162,8 @@ DecoderModel::Cache& DecoderModel::check_input(const ForwardInput& input, KvCach
     const int64_t room = mine->max_tokens() - mine->store().length(s);
     if (count < 0 || count > room) {
       throw InvalidArgument(str_cat("forward: sequence ", s, ": ", count, " new tokens, room for ",
-                                    room, " of ", mine->max_tokens()));
+                                    room, " of ", mine->max_tokens(),
+                                    "; make a larger cache or truncate this one"));
     }
     total += count;
   }
@@ -249,7 +255,7 @@ void DecoderModel::set_experts_implementation(const ExpertsImplementation& map) 
 }
 
 void DecoderModel::set_experts_implementation(std::string_view name) {
-  if (groups_.empty()) check_backend_name(name);
+  if (groups_.empty() || name.empty()) check_backend_name(name);
   switch_groups([&](const ExpertsGroup&) { return name; });
   whole_ = name;
 }
@@ -269,22 +275,23 @@ void DecoderModel::choose_at_load(const ExpertsImplementation& map) {
 template <typename NameOfGroup>
 void DecoderModel::switch_groups(const NameOfGroup& name_of_group) {
   try {
+    bool news = false;
     for (size_t i = 0; i < groups_.size(); ++i) {
       const auto name = name_of_group(*groups_[i]);
       pending_[i] = name.empty() ? groups_[i]->active_index() : groups_[i]->prepare(name);
+      news = news || groups_[i]->has_news();
     }
-    fit_workspace();
+    if (news) fit_workspace();
   } catch (...) {
-    for (const auto& group : groups_) group->drop_unused();
+    for (const auto& group : groups_) group->rollback();
+    fit_workspace();
     throw;
   }
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    groups_[i]->activate(pending_[i]);
-    groups_[i]->drop_unused();
-  }
+  for (size_t i = 0; i < groups_.size(); ++i) groups_[i]->activate(pending_[i]);
 }
 
-// A backend that was not prepared when room was made may need more.
+// A backend that was not prepared when room was made may need more. Also puts room back after an
+// attempt to make more has failed.
 void DecoderModel::fit_workspace() {
   const int64_t step = decoder_.reserved_tokens();
   if (step > 0) workspace_.reserve(decoder_.workspace_bytes(step, threads_.num_threads()));

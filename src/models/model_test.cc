@@ -196,10 +196,16 @@ TEST_F(LoadedModel, CacheChecksItsArguments) {
   EXPECT_THROW(cache->truncate(0, 1), InvalidArgument);
 }
 
-TEST_F(LoadedModel, CacheMayOutliveItsModel) {
-  auto cache = model_->new_cache(1, 4);
-  model_.reset();
-  cache.reset();
+TEST_F(LoadedModel, CacheMayOutliveItsModelAndFitsNoOther) {
+  const auto cache = model_->new_cache(2, 4);
+  for (int i = 0; i < 4; ++i) {  // often at the address of the one before
+    model_.reset();
+    model_ = Model::from_pretrained(folder_of("mixtral"));
+    EXPECT_NE(refusal([&] {
+                forward(*cache, {1, 2}, {1, 1});
+              }).find("another model"),
+              std::string::npos);
+  }
 }
 
 TEST(KnownArchitectures, NameArchitectureAndModelType) {

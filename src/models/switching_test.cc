@@ -104,7 +104,7 @@ TEST(Switching, UnknownNameListsTheNamesAndChangesNothing) {
       }};
   for (const auto& attempt : attempts) {
     expect_parts(message_of<InvalidArgument>(attempt),
-                 {"groupd_mm", "eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe"});
+                 {"eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe"});
   }
   EXPECT_EQ(model->get_experts_implementation().at(""), "grouped_mm");
 }
@@ -205,6 +205,34 @@ TEST(Switching, MemoryOfABackendIsReportedAndFreedWithTheSwitch) {
   model->set_experts_implementation("grouped_mm");
   EXPECT_EQ(model->memory().added_bytes, 0u);
   EXPECT_EQ(logits_of(*model), logits);
+}
+
+// Cannot be given its workspace, and shows itself only to the test that wants it.
+class Glutton : public Wrapper {
+ public:
+  Glutton() : Wrapper(0, 0) {}
+  Support supports(const ExpertsQuery& query) const override {
+    if (!visible) return {{"hidden"}};
+    return Wrapper::supports(query);
+  }
+  size_t workspace_bytes(const ExpertsQuery&, int64_t, int) const override {
+    throw DeviceError("no memory");
+  }
+  static inline bool visible = false;
+};
+
+TEST(Switching, WithoutMemoryForTheWorkspaceNothingChanges) {
+  register_backend("glutton", [] { return std::make_unique<Glutton>(); });
+  const auto model = Model::from_pretrained(folder_of("qwen2_moe"));
+  model->reserve(32);
+  const std::vector<float> expected = logits_of(*model);
+  const size_t workspace = model->memory().workspace_bytes;
+  Glutton::visible = true;
+  EXPECT_THROW(model->set_experts_implementation("glutton"), DeviceError);
+  EXPECT_EQ(model->get_experts_implementation().at(""), "grouped_mm");
+  EXPECT_EQ(model->memory().workspace_bytes, workspace);
+  EXPECT_EQ(logits_of(*model), expected);
+  Glutton::visible = false;
 }
 
 // A model with experts in two sub-configs: the first layer's belong to the vision part.
