@@ -11,11 +11,12 @@
 
 namespace cadre::cpu {
 
-enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
+enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
-inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
+                                   Isa::kAmx};
 
-/// "portable", "avx2", "avx512", "avx512_bf16"
+/// "portable", "avx2", "avx512", "avx512_bf16", "amx"
 std::string_view name_of(Isa isa);
 
 /// True when the processor has the instructions and the operating system keeps their registers.

@@ -6,27 +6,10 @@
 #include "backends/cpu/kernels/epilogue.inl.h"
 #include "backends/cpu/kernels/multiply.inl.h"
 #include "backends/cpu/kernels/pack.inl.h"
+#include "backends/cpu/kernels/pack_pairs.inl.h"
 
 namespace cadre::cpu {
 namespace {
-
-// The panel is [k / 2][kPanelColumns] words, each a pair of bfloat16 (even k low).
-struct PairSink {
-  uint32_t* at;
-  void words(int k, Words pairs) { store(at + k / 2 * kPanelColumns, pairs); }
-  template <Element>
-  void pair(int k, Floats even, Floats odd) {
-    words(k, (round_bf16(even) >> 16) | round_bf16(odd));
-  }
-};
-
-void pack_pairs(const PackArgs& args) {
-  const auto make_sink = [&](int column) {
-    return PairSink{static_cast<uint32_t*>(args.panel) + column};
-  };
-  with_type(args.type,
-            [&]<Element kType>() { pack_typed<kType, Element::kBF16>(args, make_sink); });
-}
 
 inline Floats dot(Floats sum, Words x, Words w) {
   return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);

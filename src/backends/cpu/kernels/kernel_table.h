@@ -117,6 +117,7 @@ extern const KernelTable kPortableKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;  // bfloat16 compute only
+extern const KernelTable kAmxKernels;         // bfloat16 compute only
 #endif
 
 }  // namespace cadre::cpu
