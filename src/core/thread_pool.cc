@@ -1,5 +1,7 @@
-// One job at a time: the caller publishes it by raising a generation number, workers spin on that
-// number for a while and then sleep on it (std::atomic::wait, a futex on Linux). A fork and join of
+// One job at a time. The caller opens the gate for a job and knocks at the workers it can use; they
+// spin on their own number for a while and then sleep on it (std::atomic::wait, a futex on Linux).
+// Whoever comes in takes tasks until there are none. The caller then shuts the gate and waits only
+// for those inside, so a worker that the system has not woken yet delays nobody. A fork and join of
 // spinning threads costs well under a microsecond, which a decode step with two joins per layer
 // needs.
 #include "cadre/thread_pool.h"
@@ -9,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -18,7 +21,6 @@
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "cadre/error.h"
 #include "core/check.h"
@@ -38,7 +40,8 @@ void pause_cpu() {
 }
 
 // Returns once `value` differs from `old`.
-void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
+template <typename T>
+void wait_for_change(const std::atomic<T>& value, T old) {
   const auto start = std::chrono::steady_clock::now();
   while (value.load(std::memory_order_acquire) == old) {
     for (int i = 0; i < 64 && value.load(std::memory_order_relaxed) == old; ++i) pause_cpu();
@@ -114,31 +117,44 @@ int default_num_threads() {
 }
 
 struct ThreadPool::State {
-  std::vector<std::thread> workers;
+  struct alignas(64) Worker {
+    std::atomic<uint32_t> knock{0};  // number of the last job that wants this worker
+    std::thread thread;
+  };
+
+  std::deque<Worker> workers;
   std::mutex callers;  // one job at a time
-  std::atomic<uint32_t> generation{0};
-  std::atomic<uint32_t> unfinished{0};  // workers still in the job
+  uint32_t last_job = 0;
+  // Upper half: number of the job whose gate is open, 0 = shut. Lower half: workers inside.
+  std::atomic<uint64_t> gate{0};
+  std::atomic<uint32_t> finished{0};  // workers that have run the current job
   std::atomic<bool> stop{false};
   const FunctionRef<void(int)>* job = nullptr;
   std::mutex error_mutex;
   std::exception_ptr error;
 
   static thread_local const State* inside;  // the pool whose task this thread runs
+  static thread_local int inside_as;        // and as which of its threads
 
   // Marks this thread as inside a task of the pool.
   class Inside {
    public:
-    explicit Inside(const State* state) : outer_(std::exchange(inside, state)) {}
-    ~Inside() { inside = outer_; }
+    Inside(const State* state, int thread)
+        : outer_(std::exchange(inside, state)), outer_as_(std::exchange(inside_as, thread)) {}
+    ~Inside() {
+      inside = outer_;
+      inside_as = outer_as_;
+    }
     Inside(const Inside&) = delete;
     Inside& operator=(const Inside&) = delete;
 
    private:
     const State* outer_;
+    int outer_as_;
   };
 
   void call(const FunctionRef<void(int)>& fn, int thread) {
-    const Inside here(this);
+    const Inside here(this, thread);
     try {
       fn(thread);
     } catch (...) {
@@ -148,33 +164,82 @@ struct ThreadPool::State {
   }
 
   // A job too small to wake anybody for: on the caller alone, in turn with the other callers.
-  void call_alone(FunctionRef<void()> fn) {
-    if (inside == this) return fn();
+  void call_alone(FunctionRef<void(int thread)> fn) {
+    if (inside == this) return fn(inside_as);
     const std::lock_guard lock(callers);
-    const Inside here(this);
-    fn();
+    const Inside here(this, 0);
+    fn(0);
+  }
+
+  // Runs fn on the caller and on up to `helpers` workers; with `all`, on every one of them.
+  void fork_join(const FunctionRef<void(int)>& fn, size_t helpers, bool all) {
+    const std::lock_guard lock(callers);
+    error = nullptr;
+    job = &fn;
+    finished.store(0, std::memory_order_relaxed);
+    if (++last_job == 0) last_job = 1;
+    gate.store(uint64_t{last_job} << 32, std::memory_order_release);
+    for (size_t i = 0; i < helpers; ++i) {
+      workers[i].knock.store(last_job, std::memory_order_release);
+      workers[i].knock.notify_one();
+    }
+    call(fn, 0);
+    if (all) {
+      for (uint32_t n; (n = finished.load(std::memory_order_acquire)) < helpers;) {
+        wait_for_change(finished, n);
+      }
+    }
+    gate.fetch_and(kInside, std::memory_order_acq_rel);
+    for (uint64_t left; (left = gate.load(std::memory_order_acquire)) != 0;) {
+      wait_for_change(gate, left);
+    }
+    if (error) std::rethrow_exception(std::exchange(error, nullptr));
+  }
+
+  // False when the job's gate is shut already.
+  bool enter(uint32_t number) {
+    uint64_t state = gate.load(std::memory_order_acquire);
+    while (state >> 32 == number) {
+      if (gate.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) return true;
+    }
+    return false;
+  }
+
+  void leave() {
+    finished.fetch_add(1, std::memory_order_acq_rel);
+    finished.notify_one();
+    gate.fetch_sub(1, std::memory_order_acq_rel);
+    gate.notify_one();
+  }
+
+  void work(Worker& self, int thread) {
+    uint32_t seen = 0;
+    while (true) {
+      wait_for_change(self.knock, seen);
+      seen = self.knock.load(std::memory_order_acquire);
+      if (stop.load(std::memory_order_acquire)) return;
+      if (!enter(seen)) continue;
+      call(*job, thread);
+      leave();
+    }
   }
 
   void stop_workers() {
-    stop = true;
-    generation.fetch_add(1, std::memory_order_release);
-    generation.notify_all();
-    for (std::thread& worker : workers) worker.join();
-  }
-
-  void work(int thread) {
-    uint32_t seen = 0;
-    while (true) {
-      wait_for_change(generation, seen);
-      ++seen;
-      if (stop.load(std::memory_order_acquire)) return;
-      call(*job, thread);
-      if (unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished.notify_one();
+    stop.store(true, std::memory_order_release);
+    for (Worker& worker : workers) {
+      worker.knock.fetch_add(1, std::memory_order_release);
+      worker.knock.notify_one();
+    }
+    for (Worker& worker : workers) {
+      if (worker.thread.joinable()) worker.thread.join();
     }
   }
+
+  static constexpr uint64_t kInside = 0xffffffffu;
 };
 
 thread_local const ThreadPool::State* ThreadPool::State::inside = nullptr;
+thread_local int ThreadPool::State::inside_as = 0;
 
 ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   if (num_threads < 0 || num_threads > kMaxThreads) {
@@ -182,13 +247,13 @@ ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
                                   " (0 = as many as there are cores), got ", num_threads));
   }
   if (num_threads == 0) num_threads = default_num_threads();
-  state_->workers.reserve(static_cast<size_t>(num_threads - 1));
   try {
     for (int i = 1; i < num_threads; ++i) {
-      state_->workers.emplace_back([state = state_.get(), i] { state->work(i); });
+      State::Worker& worker = state_->workers.emplace_back();
+      worker.thread = std::thread([state = state_.get(), &worker, i] { state->work(worker, i); });
     }
   } catch (const std::system_error& error) {
-    const size_t started = state_->workers.size() + 1;
+    const size_t started = state_->workers.size();
     state_->stop_workers();
     throw DeviceError(str_cat("threads: could start only ", started, " of ", num_threads, ": ",
                               error.code().message(),
@@ -206,42 +271,32 @@ void ThreadPool::run(FunctionRef<void(int)> fn) {
     for (int i = 0; i < num_threads(); ++i) fn(i);
     return;
   }
-  const std::lock_guard lock(state.callers);
-  state.error = nullptr;
-  if (!state.workers.empty()) {
-    state.job = &fn;
-    state.unfinished.store(static_cast<uint32_t>(state.workers.size()), std::memory_order_relaxed);
-    state.generation.fetch_add(1, std::memory_order_release);
-    state.generation.notify_all();
-  }
-  state.call(fn, 0);
-  for (uint32_t left; (left = state.unfinished.load(std::memory_order_acquire)) != 0;) {
-    wait_for_change(state.unfinished, left);
-  }
-  if (state.error) std::rethrow_exception(std::exchange(state.error, nullptr));
+  state.fork_join(fn, state.workers.size(), true);
 }
 
 void ThreadPool::parallel_for(int64_t count, FunctionRef<void(int64_t, int)> fn) {
   if (count <= 0) return;
-  if (count == 1) return state_->call_alone([&] { fn(0, 0); });
+  if (count == 1) return state_->call_alone([&](int thread) { fn(0, thread); });
+  State& state = *state_;
   std::atomic<int64_t> next{0};
-  run([&](int thread) {
+  const auto take_tasks = [&](int thread) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) fn(i, thread);
-  });
+  };
+  if (State::inside == &state) return take_tasks(State::inside_as);
+  const auto helpers = std::min(state.workers.size(), static_cast<size_t>(count - 1));
+  state.fork_join(take_tasks, helpers, false);
 }
 
 void ThreadPool::parallel_ranges(int64_t count, int64_t grain,
                                  FunctionRef<void(int64_t, int64_t, int)> fn) {
   CADRE_ASSERT(grain > 0);
   if (count <= 0) return;
-  if (count <= grain) return state_->call_alone([&] { fn(0, count, 0); });
-  const int64_t threads = num_threads();
   const int64_t units = (count - 1) / grain + 1;
-  const int64_t share = (units + threads - 1) / threads * grain;
-  run([&](int thread) {
-    const int64_t begin = share * thread;
-    const int64_t end = std::min(count, begin + share);
-    if (begin < end) fn(begin, end, thread);
+  const int64_t parts = std::min<int64_t>(num_threads(), units);
+  const int64_t share = (units + parts - 1) / parts * grain;
+  parallel_for((count - 1) / share + 1, [&](int64_t part, int thread) {
+    const int64_t begin = share * part;
+    fn(begin, std::min(count, begin + share), thread);
   });
 }
 

@@ -173,6 +173,27 @@ TEST_P(ThreadPoolOf, WorkersThatWentToSleepWakeUp) {
   }
 }
 
+TEST(ThreadPool, SmallJobsCallNoMoreThreadsThanTheyHaveIndices) {
+  ThreadPool pool(4);
+  std::atomic<int64_t> sum{0};
+  for (int64_t job = 1; job <= 2000; ++job) {
+    pool.parallel_for(2, [&](int64_t i, int thread) {
+      EXPECT_LT(thread, 2);
+      sum += i + 1;
+    });
+  }
+  EXPECT_EQ(sum, 2000 * 3);
+}
+
+TEST(ThreadPool, NestedCallsKeepTheThreadsNumber) {
+  ThreadPool pool(3);
+  pool.run([&](int outer) {
+    pool.parallel_for(5, [&](int64_t, int inner) { EXPECT_EQ(inner, outer); });
+    pool.parallel_for(1, [&](int64_t, int inner) { EXPECT_EQ(inner, outer); });
+    pool.parallel_ranges(7, 2, [&](int64_t, int64_t, int inner) { EXPECT_EQ(inner, outer); });
+  });
+}
+
 TEST(ThreadPool, CallersFromSeveralThreadsTakeTurns) {
   ThreadPool pool(3);
   int64_t plain = 0;  // guarded by taking turns
