@@ -77,7 +77,7 @@ int main(int argc, char** argv) try {
 
   const std::string path = argc > 1 ? argv[1] : "assets/tiny-moe";
   const auto model = cadre::Model::from_pretrained(path, {.dtype = DType::kF32});
-  const auto tokenizer = cadre::Tokenizer::from_file(path + "/tokenizer.json");
+  const auto tokenizer = cadre::Tokenizer::from_file(model->info().path + "/tokenizer.json");
   const auto prompt = tokenizer.encode("The old captain looked at the sea and");
   const auto expected = generate_with(*model, "grouped_mm", prompt);
   const auto ours = generate_with(*model, "plain_loops", prompt);

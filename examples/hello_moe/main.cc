@@ -15,7 +15,7 @@ int main(int argc, char** argv) try {
   const std::string path = argc > 1 ? argv[1] : "assets/tiny-moe";
   const auto model =
       cadre::AutoModelForCausalLM::from_pretrained(path, {.dtype = cadre::DType::kF32});
-  const auto tokenizer = cadre::Tokenizer::from_file(path + "/tokenizer.json");
+  const auto tokenizer = cadre::Tokenizer::from_file(model->info().path + "/tokenizer.json");
 
   // What can run here, and why not the rest: known before any weight is touched.
   for (const std::string& name : cadre::backend_names()) {

@@ -57,7 +57,7 @@ enum class FinishReason : uint8_t { kEos, kLength, kStopped };
 struct GenerationOptions {
   int64_t max_new_tokens = 64;
   SamplingOptions sampling = {};
-  std::vector<TokenId> eos_token_ids = {};  // stop at any of these
+  std::vector<TokenId> eos_token_ids = {};  // stop at any of these; empty = the model's own
   bool ignore_eos = false;
 };
 

@@ -20,8 +20,13 @@
 
 namespace cadre {
 
-/// Backend per sub-config; "" is the model as a whole. Keys must be "" or names of sub-configs.
-using ExpertsImplementation = std::map<std::string, std::string, std::less<>>;
+/// Backend per sub-config; "" is the model as a whole. Keys must be "" or names of sub-configs. A
+/// plain name stands for {{"", name}}.
+struct ExpertsImplementation : std::map<std::string, std::string, std::less<>> {
+  using map::map;
+  ExpertsImplementation() = default;
+  ExpertsImplementation(const char* name) : map{{"", name}} {}  // NOLINT(*-explicit-constructor)
+};
 
 enum class Prepack : uint8_t { kAuto, kOn, kOff };
 
@@ -29,12 +34,12 @@ enum class Prepack : uint8_t { kAuto, kOn, kOff };
 using ProgressCallback = std::function<void(std::string_view what, int64_t done, int64_t total)>;
 
 struct LoadOptions {
-  /// Empty: "grouped_mm" where it can run, else "eager". {{"", "batched_mm"}} sets the whole model.
+  /// Empty: "grouped_mm" where it can run, else "eager". "batched_mm" sets the whole model.
   ExpertsImplementation experts_implementation = {};
   Device device = {};
   std::optional<DType> dtype = {};   // compute dtype; empty: the checkpoint's
   bool dequantize = false;           // FineGrainedFP8Config{.dequantize = true}
-  Prepack prepack = Prepack::kAuto;  // no effect yet: every backend reads weights in place
+  Prepack prepack = Prepack::kAuto;  // kOn is Unsupported yet: all read in place
   int num_threads = 0;               // 0: default_num_threads()
   std::string revision = {};         // of a hub id; empty: refs/main
   ProgressCallback progress = {};
@@ -141,6 +146,9 @@ class Model {
   virtual void set_experts_implementation(const ExpertsImplementation& map) = 0;
   /// The same for the model and all its sub-configs.
   virtual void set_experts_implementation(std::string_view name) = 0;
+  void set_experts_implementation(const char* name) {
+    set_experts_implementation(std::string_view(name));
+  }
 
   /// The query that the experts of a sub-config ("" for a plain model) put to backends.
   virtual ExpertsQuery experts_query(std::string_view sub_config = "") const = 0;

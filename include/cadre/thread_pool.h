@@ -29,11 +29,12 @@ class ThreadPool {
   void run(FunctionRef<void(int thread)> fn);
 
   /// Calls fn(i, thread) for every i in [0, count); indices are handed out one by one in ascending
-  /// order.
+  /// order to the threads that are there: one that the system keeps waiting delays nobody. Wakes no
+  /// more threads than there are indices. `thread` is unique among the calls that run at a time.
   void parallel_for(int64_t count, FunctionRef<void(int64_t i, int thread)> fn);
 
-  /// Splits [0, count) into one contiguous range a thread, each but the last a multiple of `grain`,
-  /// and calls fn(begin, end, thread) for the ranges that are not empty.
+  /// parallel_for over at most num_threads() contiguous ranges that make up [0, count), each but
+  /// the last a multiple of `grain` long: fn(begin, end, thread).
   void parallel_ranges(int64_t count, int64_t grain,
                        FunctionRef<void(int64_t begin, int64_t end, int thread)> fn);
 

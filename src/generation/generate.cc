@@ -126,7 +126,8 @@ class Generation {
     sequence.ids.push_back(id);
     result_.token_ids[number].push_back(id);
     --sequence.room;
-    const auto& eos = options_.eos_token_ids;
+    const auto& eos =
+        options_.eos_token_ids.empty() ? model_.info().eos_token_ids : options_.eos_token_ids;
     const bool wants_more = !on_token_ || on_token_(static_cast<int64_t>(number), id);
     if (!options_.ignore_eos && std::find(eos.begin(), eos.end(), id) != eos.end()) {
       finish(number, FinishReason::kEos);

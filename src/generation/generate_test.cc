@@ -80,6 +80,8 @@ class SumModel : public Model {
   }
   ExpertsQuery experts_query(std::string_view /*sub_config*/) const override { return {}; }
 
+  void set_eos(std::vector<TokenId> ids) { info_.eos_token_ids = std::move(ids); }
+
   std::vector<Call> calls;
   std::vector<int64_t> cache_tokens;
   ExpertsImplementation implementation = {{"", "eager"}};
@@ -133,6 +135,14 @@ TEST(Generate, StopsEachSequenceAtAnyEosAndSkipsItFromThenOn) {
   ASSERT_EQ(model.calls.size(), 4u);
   EXPECT_EQ(model.calls[2].counts, (std::vector<int64_t>{0, 1}));
   EXPECT_EQ(result.decode_tokens, 1 + 3);
+}
+
+TEST(Generate, WithoutAListTheModelsOwnEosStops) {
+  SumModel model;
+  model.set_eos({6});
+  const auto result = generate(model, Prompts{{1, 2}}, up_to(5));
+  EXPECT_EQ(result.token_ids[0], (std::vector<TokenId>{3, 6}));
+  EXPECT_EQ(result.finish_reasons[0], FinishReason::kEos);
 }
 
 TEST(Generate, IgnoreEosRunsOn) {

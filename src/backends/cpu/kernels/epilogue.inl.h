@@ -6,9 +6,12 @@
 namespace cadre::cpu {
 namespace {
 
-// Within 1 ulp for results that are normal numbers; NaN stays NaN.
+inline Floats power_of_two(Ints n) { return (Floats)((Words)(n + 127) << 23); }
+
+// Within 1 ulp where the result is a normal number; infinity above the largest one, zero below the
+// smallest denormal; NaN stays NaN.
 inline Floats exponential(Floats x) {
-  x = max(broadcast(-87.0f), min(broadcast(88.0f), x));
+  x = max(broadcast(-104.0f), min(broadcast(89.0f), x));
   const Floats magic = broadcast(0x1.8p23f);  // adding it rounds to an integer in the low bits
   const Floats shifted = multiply_add(x, broadcast(1.44269504f), magic);
   const Floats n = shifted - magic;
@@ -17,7 +20,9 @@ inline Floats exponential(Floats x) {
   Floats p = broadcast(1.0f / 5040);
   constexpr float kTaylor[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
   for (const float c : kTaylor) p = multiply_add(p, r, broadcast(c));
-  return p * (Floats)(((Words)shifted + 127u) << 23);
+  const Ints exponent = (Ints)shifted - (Ints)magic;
+  const Ints half = exponent >> 1;  // 2^exponent itself may lie outside float32
+  return p * power_of_two(half) * power_of_two(exponent - half);
 }
 
 inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }

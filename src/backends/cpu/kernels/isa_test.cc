@@ -138,6 +138,24 @@ TEST(Activations, LieWithinAFewUlpsOfTheTruth) {
   }
 }
 
+// Where exp leaves float32 the product must still go to the limit, not to x times something small.
+TEST(Activations, GoToTheirLimitsFarOut) {
+  std::vector<float> x;
+  for (float v = 80; v < 110; v += 0.21f) x.insert(x.end(), {v, -v});
+  for (const float v : {1e3f, 1e10f, 1e30f, 1e38f, 3e38f}) x.insert(x.end(), {v, -v});
+  for (const KernelTable* table : available_tables()) {
+    for (const GateKind kind : {GateKind::kSilu, GateKind::kGelu, GateKind::kGeluTanh}) {
+      const auto out = activated(*table, kind, x);
+      for (size_t i = 0; i < x.size(); ++i) {
+        // Below -88.7 the sigmoid is zero in float32; the truth there is smaller than 3e-37.
+        const double expected = x[i] > 0 ? x[i] : truth(kind, x[i]);
+        const double tolerance = x[i] > 0 ? 1e-6 * x[i] : 1e-5 * -expected + 3e-37;
+        EXPECT_NEAR(out[i], expected, tolerance) << table->name << " " << x[i];
+      }
+    }
+  }
+}
+
 TEST(Activations, HaveTheSameBitsAtEveryPlaceOfAVector) {
   for (const KernelTable* table : available_tables()) {
     for (const GateKind kind : {GateKind::kSilu, GateKind::kGelu, GateKind::kGeluTanh}) {
