@@ -1,0 +1,84 @@
+#include "backends/cpu/kernels/ceilings.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/cpu/kernels/peak.h"
+#include "cadre/error.h"
+#include "cadre/thread_pool.h"
+
+namespace cadre::cpu {
+namespace {
+
+TEST(Peak, EveryLoopDoesTheProductsItIsBuiltFrom) {
+  // Lanes x chains x steps of each instruction, by hand.
+  const auto expected = [](Isa isa, bool bf16) {
+    if (isa == Isa::kAmx && bf16) return 16.0 * 16 * 32 * 6 * 512;
+    if (isa == Isa::kAvx512Bf16 && bf16) return 32.0 * 16 * 8192;
+    if (isa >= Isa::kAvx512) return 16.0 * 16 * 8192;
+    if (isa == Isa::kAvx2) return 8.0 * 12 * 8192;
+    return 4.0 * 12 * 8192;
+  };
+  for (const Isa isa : kAllIsas) {
+    if (!is_available(isa)) continue;
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      SCOPED_TRACE(std::string(name_of(isa)) + " " + std::string(name_of(dtype)));
+      EXPECT_EQ(peak_loop(isa, dtype)(), expected(isa, dtype == DType::kBF16));
+    }
+  }
+  EXPECT_THROW(peak_loop(Isa::kPortable, DType::kI32), InvalidArgument);
+}
+
+TEST(Peak, ReadingMissesNoWord) {
+  std::mt19937_64 random(1);
+  std::vector<uint64_t> words(1000);
+  for (uint64_t& word : words) word = random();
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{31}, size_t{32}, size_t{1000}}) {
+    uint64_t expected = 0;
+    for (size_t i = 0; i < count; ++i) expected ^= words[i];
+    EXPECT_EQ(read_words(words.data(), static_cast<int64_t>(count)), expected) << count;
+  }
+}
+
+TEST(Ceilings, AreFiniteRatesWithAnyNumberOfThreads) {
+  const Tensor memory(DType::kU8, {1 << 20});
+  std::fill_n(static_cast<char*>(memory->mutable_data()), memory->nbytes(), '\1');
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    const Stream stream = Stream::cpu(pool);
+    EXPECT_GT(ceilings().read_bandwidth(memory, stream), 0);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const double peak = ceilings().peak_flops(dtype, stream);
+      EXPECT_TRUE(std::isfinite(peak) && peak > 0);
+    }
+  }
+  EXPECT_EQ(ceilings().instruction_set(), name_of(active_isa()));
+  EXPECT_NE(ceilings().processor(), "");
+}
+
+TEST(Ceilings, RefuseWhatTheyCannotRead) {
+  ThreadPool pool(1);
+  const Tensor memory(DType::kU8, {64, 64});
+  const TensorView column(memory->data(), DType::kU8, {64, 32}, {64, 1});
+  EXPECT_THROW(ceilings().read_bandwidth(column, Stream::cpu(pool)), InvalidArgument);
+  EXPECT_THROW(ceilings().read_bandwidth({}, Stream::cpu(pool)), InvalidArgument);
+  EXPECT_THROW(ceilings().peak_flops(DType::kI32, Stream::cpu(pool)), InvalidArgument);
+}
+
+TEST(Ceilings, AreFoundByDevice) {
+  EXPECT_EQ(&ceilings_of(DeviceType::kCpu), &ceilings());
+  try {
+    ceilings_of(DeviceType::kCuda);
+    ADD_FAILURE();
+  } catch (const Unsupported& e) {
+    EXPECT_NE(std::string(e.what()).find("cuda"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("available: cpu"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace cadre::cpu
