@@ -57,6 +57,7 @@ class Decoder {
 
   const DecoderConfig& config() const { return config_; }
   int64_t num_layers() const { return static_cast<int64_t>(weights_.layers.size()); }
+  const DecoderLayer& layer(int64_t i) const { return weights_.layers[static_cast<size_t>(i)]; }
   const AttentionShape& attention_shape() const {
     return weights_.layers.front().attention.config().shape;
   }

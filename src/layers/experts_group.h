@@ -35,6 +35,11 @@ class ExpertsGroup {
   /// first choice.
   int64_t add_layer(std::shared_ptr<const ExpertsWeights> weights);
 
+  /// As they were loaded.
+  const std::shared_ptr<const ExpertsWeights>& weights(int64_t layer) const {
+    return weights_[static_cast<size_t>(layer)];
+  }
+
   /// The prepared form for `name`, made now when there is none; returns its index. Nothing is
   /// switched before activate(). Throws InvalidArgument for an unknown name and Unsupported, with
   /// the answers of every backend, for one that cannot run here.

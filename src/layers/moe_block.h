@@ -23,6 +23,9 @@ class MoeBlock {
            std::optional<SharedExpert> shared_expert = {})
       : router_(router), group_(&group), index_(index), shared_expert_(std::move(shared_expert)) {}
 
+  const ExpertsGroup& group() const { return *group_; }
+  int64_t index() const { return index_; }  // in the group
+
   size_t workspace_bytes(const WorkspaceQuery& query) const;
   /// residual += experts(x) + shared expert(x)
   void forward(const TensorView& x, MutableTensorView residual, int64_t layer,

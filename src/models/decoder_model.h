@@ -38,6 +38,8 @@ class DecoderModel final : public Model {
   void set_experts_implementation(std::string_view name) override;
   ExpertsQuery experts_query(std::string_view sub_config) const override;
 
+  const Decoder& decoder() const { return decoder_; }
+
   /// The first choice, for each group `map`'s or its default; prepares what reads in place too.
   void choose_at_load(const ExpertsImplementation& map);
 
