@@ -13,6 +13,10 @@
 
 namespace cadre {
 
+/// Throws CheckpointError when the tokenizer, read from the model's folder, gives an id that the
+/// model has no row for. Fewer tokens than rows are usual.
+void check_tokenizer(const Tokenizer& tokenizer, const ModelInfo& info);
+
 /// As in Transformers: logits are penalised, divided by the temperature, cut by top-k, top-p and
 /// min-p in this order, then drawn.
 struct SamplingOptions {

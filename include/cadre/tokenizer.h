@@ -35,6 +35,7 @@ class Tokenizer {
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
 
   int64_t vocab_size() const;  // added tokens included
+  TokenId max_id() const;      // the largest id, which gaps put beyond vocab_size(); -1 without any
   std::optional<TokenId> token_to_id(std::string_view token) const;
   std::optional<std::string> id_to_token(TokenId id) const;
   bool is_special(TokenId id) const;

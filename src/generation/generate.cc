@@ -1,6 +1,7 @@
 // The loop around a model: all prompts at once, then one token per unfinished sequence and step.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
 
 #include "cadre/error.h"
@@ -33,6 +34,17 @@ void check_prompt(const std::vector<TokenId>& prompt, size_t number, const Model
                                   ", expected 0 to ", info.vocab_size - 1,
                                   "; the tokenizer does not belong to the model"));
   }
+}
+
+// One NaN for all is what a damaged weight leaves of every token.
+void check_logits(std::span<const float> logits, size_t number, const ModelInfo& info) {
+  if (!std::all_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); })) {
+    return;
+  }
+  throw CheckpointError(str_cat("generate: sequence ", number, ": expected numbers as logits, all ",
+                                logits.size(), " are NaN: the weights or config.json of ",
+                                info.path, " are at fault (or ", name_of(info.compute_dtype),
+                                " overflows: try float32); fetch the model again"));
 }
 
 // "grouped_mm", or with sub-configs "text_config=grouped_mm, vision_config=eager".
@@ -117,6 +129,7 @@ class Generation {
       Sequence& sequence = sequences_[i];
       if (sequence.room == 0) continue;
       const std::span<float> row(logits_->as<float>() + i * vocab, vocab);
+      check_logits(row, i, model_.info());
       accept(i, sequence.sampler.next(row, sequence.ids));
     }
   }
@@ -153,6 +166,15 @@ class Generation {
 };
 
 }  // namespace
+
+void check_tokenizer(const Tokenizer& tokenizer, const ModelInfo& info) {
+  const TokenId id = tokenizer.max_id();
+  if (id < info.vocab_size) return;
+  throw CheckpointError(str_cat(info.path, "/tokenizer.json: expected ids below the model's ",
+                                "vocab_size, ", info.vocab_size, " in config.json, got id ", id,
+                                " of ", quote(tokenizer.id_to_token(id).value_or("")),
+                                "; the tokenizer does not belong to the model, fetch it again"));
+}
 
 GenerationResult generate(Model& model, std::span<const std::vector<TokenId>> prompts,
                           const GenerationOptions& options, const TokenCallback& on_token) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -67,6 +68,10 @@ class SumModel : public Model {
       ASSERT_LE(static_cast<int64_t>(tokens[i].size()), cache.max_tokens());
       float* row = logits.as<float>() + static_cast<int64_t>(i) * kVocab;
       std::fill(row, row + kVocab, 0.5f);
+      if (calls.size() >= nan_from_call) {
+        std::fill(row, row + kVocab, std::numeric_limits<float>::quiet_NaN());
+        continue;
+      }
       row[std::accumulate(tokens[i].begin(), tokens[i].end(), 0) % kVocab] = 1.0f;
     }
     EXPECT_EQ(next, input.token_ids.data() + input.token_ids.size());
@@ -83,6 +88,7 @@ class SumModel : public Model {
   void set_eos(std::vector<TokenId> ids) { info_.eos_token_ids = std::move(ids); }
 
   std::vector<Call> calls;
+  size_t nan_from_call = 1000;
   std::vector<int64_t> cache_tokens;
   ExpertsImplementation implementation = {{"", "eager"}};
 
@@ -236,6 +242,25 @@ std::string refusal(const Prompts& prompts, const GenerationOptions& options) {
     return error.what();
   }
   return "accepted";
+}
+
+TEST(Generate, LogitsThatAreAllNanBlameTheModelByItsPath) {
+  SumModel model;
+  model.nan_from_call = 2;
+  for (const float temperature : {0.0f, 1.0f}) {
+    model.calls.clear();
+    auto options = up_to(4);
+    options.sampling.temperature = temperature;
+    try {
+      generate(model, Prompts{{1}, {2}}, options);
+      ADD_FAILURE() << "no error";
+    } catch (const CheckpointError& error) {
+      for (const char* part :
+           {"generate", "sequence 0", "11 are NaN", "weights", "config.json", "sum-model", "fetch"})
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(model.calls.size(), 2u);
+  }
 }
 
 TEST(Generate, RefusesBadPromptsAndOptionsByName) {

@@ -52,6 +52,16 @@ void penalise(std::span<float> logits, std::span<const TokenId> history, float p
   for (const Candidate& entry : buffer) logits[static_cast<size_t>(entry.second)] = entry.first;
 }
 
+// Divides by the temperature. A maximum beyond float32 then would make everything near it equal to
+// it: such logits are taken relative to the maximum, which changes no probability.
+void heat(std::span<float> logits, float max, float temperature) {
+  const bool overflows = !std::isfinite(max / temperature);
+  for (float& logit : logits) {
+    if (overflows) logit = logit == max ? 0.0f : logit - max;
+    logit /= temperature;
+  }
+}
+
 TokenId most_likely(std::span<const float> logits) {
   TokenId best = -1;
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -129,7 +139,7 @@ TokenId Sampler::prepare(std::span<float> logits, std::span<const TokenId> histo
     candidates_.assign(1, {logits[static_cast<size_t>(best)], best});
     return best;
   }
-  for (float& logit : logits) logit /= options_.temperature;
+  heat(logits, logits[static_cast<size_t>(best)], options_.temperature);
   cut(logits, logits[static_cast<size_t>(best)]);
   return best;
 }

@@ -109,6 +109,35 @@ TEST(Sampler, NeverPicksNan) {
   }
 }
 
+TEST(Sampler, TinyTemperaturesTakeTheLargest) {
+  SamplingOptions options;
+  for (const float temperature : {3e-38f, 1e-38f, 1e-45f}) {
+    options.temperature = temperature;
+    for (options.seed = 0; options.seed < 20; ++options.seed) {
+      Sampler sampler(options);
+      EXPECT_EQ(pick(sampler, {18.0f, 19.5f, 19.25f, -4.0f}), 1) << temperature;
+      EXPECT_EQ(pick(sampler, {-18.0f, -19.5f, -17.0f}), 2) << temperature;
+      EXPECT_EQ(pick(sampler, {-kInfinity, 1e38f, 0.0f}), 1) << temperature;
+    }
+    options.top_k = 2;
+    options.top_p = 0.9f;
+    std::vector<float> logits = {18.0f, 19.5f, 19.25f};
+    const auto left = Sampler(options).probabilities(logits, {});
+    ASSERT_EQ(left.size(), 1u) << temperature;
+    EXPECT_EQ(left[0], (std::pair<TokenId, double>{1, 1.0})) << temperature;
+  }
+}
+
+TEST(Sampler, ALogitBeyondFloat32OnceDividedKeepsItsProbability) {
+  SamplingOptions options;
+  options.temperature = 0.25f;
+  std::vector<float> logits = {3e38f, 3e38f, 1e38f, -kInfinity};
+  const auto all = Sampler(options).probabilities(logits, {});
+  EXPECT_EQ(all[0].second, 0.5);
+  EXPECT_EQ(all[1].second, 0.5);
+  EXPECT_EQ(all[2].second, 0.0);
+}
+
 TEST(Sampler, InfiniteLogitsLeaveADefinedChoice) {
   SamplingOptions options;
   options.temperature = 1.0f;

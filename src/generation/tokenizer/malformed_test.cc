@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "cadre/error.h"
+#include "cadre/generation.h"
 #include "cadre/tokenizer.h"
 
 namespace cadre {
@@ -50,6 +51,31 @@ TEST(MalformedTokenizer, TheSoundOneLoadsWithGapsInItsIds) {
   EXPECT_EQ(tokenizer.encode("<s>ab"), (std::vector<TokenId>{9, 4}));
   EXPECT_EQ(tokenizer.vocab_size(), 4);
   EXPECT_EQ(tokenizer.decode(std::vector<TokenId>{2, 4, 8, 9999999, -5}), "ab");
+}
+
+TEST(MalformedTokenizer, IdsThatTheModelHasNoRowForAreRefused) {
+  const auto tokenizer = Tokenizer::from_json(sound().dump(), "x");
+  EXPECT_EQ(tokenizer.max_id(), 9);
+  ModelInfo info;
+  info.path = "dir";
+  for (const int64_t enough : {10, 11, 1000}) {
+    info.vocab_size = enough;
+    EXPECT_NO_THROW(check_tokenizer(tokenizer, info));
+  }
+  const auto refusal = [&info](const Tokenizer& other) -> std::string {
+    try {
+      check_tokenizer(other, info);
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  info.vocab_size = 9;
+  expect_parts(refusal(tokenizer), {"vocab_size, 9", "id 9", "\"<s>\""});
+  json file = sound();
+  file["model"]["vocab"]["ab"] = 5000;
+  info.vocab_size = 5000;
+  expect_parts(refusal(Tokenizer::from_json(file.dump(), "x")), {"5000 in", "id 5000", "\"ab\""});
 }
 
 TEST(MalformedTokenizer, BadIdsAreCheckpointErrorsThatNameTheToken) {

@@ -1,5 +1,6 @@
 #include "cadre/tokenizer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cadre/error.h"
@@ -147,6 +148,9 @@ std::optional<std::string> Tokenizer::id_to_token(TokenId id) const {
   return std::string(token);
 }
 
+TokenId Tokenizer::max_id() const {
+  return std::max(impl_->model.vocabulary().max_id(), impl_->added_tokens.vocabulary().max_id());
+}
 bool Tokenizer::is_special(TokenId id) const { return impl_->added_tokens.is_special(id); }
 
 }  // namespace cadre

@@ -25,6 +25,7 @@ class Vocabulary {
   bool has(TokenId id) const;
   std::string_view token(TokenId id) const;  // of an id that exists; empty otherwise
   int64_t size() const { return size_; }
+  TokenId max_id() const { return static_cast<TokenId>(entries_.size()) - 1; }
 
  private:
   struct Entry {
