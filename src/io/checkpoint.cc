@@ -8,6 +8,7 @@
 
 #include "cadre/error.h"
 #include "core/str_cat.h"
+#include "io/file_handle.h"
 
 namespace cadre {
 namespace {
@@ -17,10 +18,14 @@ namespace fs = std::filesystem;
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
-// A shard must lie in the folder itself: an index from elsewhere may not make us open other files.
+// A shard must lie in the folder itself: an index from elsewhere may not make us open other files,
+// nor write control characters to a terminal.
 bool is_plain_file_name(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos &&
-         name.find('\\') == name.npos && name.find('\0') == name.npos;
+  const auto is_refused = [](char c) {
+    return c == '/' || c == '\\' || (c >= 0 && c < ' ') || c == '\x7f';
+  };
+  return !name.empty() && name != "." && name != ".." &&
+         std::none_of(name.begin(), name.end(), is_refused);
 }
 
 using WeightMap = std::map<std::string, std::string>;
@@ -58,12 +63,11 @@ WeightMap read_index(const fs::path& path) {
 }
 
 SafetensorsFile open_shard(const fs::path& folder, const std::string& file, const WeightMap& map) {
-  std::error_code ignored;
-  if (!fs::exists(folder / file, ignored)) {
+  if (!is_there(folder / file)) {
     const auto holds = [&](const auto& item) { return item.second == file; };
     const auto first = std::find_if(map.begin(), map.end(), holds);
-    throw CheckpointError(str_cat("open checkpoint: ", (folder / file).string(), " is missing; ",
-                                  kIndexFile, " places ",
+    throw CheckpointError(str_cat("open checkpoint: ", quote((folder / file).string()),
+                                  " is missing; ", kIndexFile, " places ",
                                   std::count_if(map.begin(), map.end(), holds), " tensors in it (",
                                   quote(first->first), ", ...); fetch the file"));
   }
@@ -86,13 +90,13 @@ Checkpoint Checkpoint::open(const fs::path& folder) {
   checkpoint.config_ =
       std::make_shared<const ConfigReader>(read_json_file(config), config.string());
   const fs::path generation = folder / "generation_config.json";
-  if (fs::exists(generation, ignored))
+  if (is_there(generation))
     checkpoint.generation_config_.emplace(read_json_file(generation), generation.string());
 
   // Transformers looks in this order too.
-  if (fs::exists(folder / kSingleFile, ignored)) {
+  if (is_there(folder / kSingleFile)) {
     checkpoint.add_shards({kSingleFile}, {});
-  } else if (fs::exists(folder / kIndexFile, ignored)) {
+  } else if (is_there(folder / kIndexFile)) {
     const WeightMap map = read_index(folder / kIndexFile);
     std::set<std::string> files;
     for (const auto& item : map) files.insert(item.second);
@@ -126,7 +130,7 @@ void Checkpoint::index_tensors() {
     if (!is_new) {
       throw CheckpointError(str_cat("open checkpoint: ", folder_.string(), ": tensor ",
                                     quote(tensor.name), " is in two files, ",
-                                    tensors_[slot->second].file, " and ", tensor.file,
+                                    quote(tensors_[slot->second].file), " and ", quote(tensor.file),
                                     "; fetch the model again"));
     }
   }
@@ -136,14 +140,14 @@ void Checkpoint::check_places(const std::map<std::string, std::string>& map) con
   for (const auto& [name, file] : map) {
     const CheckpointTensor* tensor = find(name);
     if (tensor == nullptr) {
-      throw CheckpointError(str_cat("open checkpoint: ", (folder_ / file).string(), ": tensor ",
-                                    quote(name), " is missing; ", kIndexFile,
+      throw CheckpointError(str_cat("open checkpoint: ", quote((folder_ / file).string()),
+                                    ": tensor ", quote(name), " is missing; ", kIndexFile,
                                     " places it there; fetch both files again"));
     }
     if (tensor->file != file) {
       throw CheckpointError(str_cat("open checkpoint: ", folder_.string(), ": tensor ", quote(name),
-                                    " is in ", tensor->file, ", but ", kIndexFile, " places it in ",
-                                    file, "; fetch both files again"));
+                                    " is in ", quote(tensor->file), ", but ", kIndexFile,
+                                    " places it in ", quote(file), "; fetch both files again"));
     }
   }
 }

@@ -1,6 +1,8 @@
 #include "io/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <pwd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -128,6 +130,31 @@ TEST_F(CheckpointFolder, ADamagedGenerationConfigIsNotIgnored) {
   expect_refused({"generation_config.json", "malformed"});
 }
 
+TEST_F(CheckpointFolder, ALinkToNothingIsNotAnAbsentFile) {
+  write_config();
+  write_shard("s1.safetensors", {"a"});
+  write_index("{\"a\": \"s1.safetensors\"}");
+  for (const char* name : {"generation_config.json", "model.safetensors",
+                           "model.safetensors.index.json", "s1.safetensors", "config.json"}) {
+    const std::string file = (dir_ / name).string();
+    if (fs::exists(file)) fs::rename(file, file + ".kept");
+    fs::create_symlink("../blobs/gone", file);
+    expect_refused({file, "link to \"../blobs/gone\"", "No such file", "fetch"});
+    fs::remove(file);
+    if (fs::exists(file + ".kept")) fs::rename(file + ".kept", file);
+  }
+  fs::create_symlink("model.safetensors", dir_ / "model.safetensors");
+  expect_refused({"link to \"model.safetensors\"", "symbolic links"});
+}
+
+TEST_F(CheckpointFolder, LinksToFilesAreFollowed) {
+  dir_.write("blobs/1", "{\"model_type\": \"x\"}");
+  write_shard("blobs/2", {"a"});
+  fs::create_symlink("blobs/1", dir_ / "config.json");
+  fs::create_symlink("blobs/2", dir_ / "model.safetensors");
+  EXPECT_NE(Checkpoint::open(dir_.path()).find("a"), nullptr);
+}
+
 TEST_F(CheckpointFolder, WithoutWeightsSaysWhatWasLookedFor) {
   write_config();
   expect_refused({"no weights", "model.safetensors", "model.safetensors.index.json", "fetch"});
@@ -161,7 +188,7 @@ TEST_F(CheckpointFolder, ATensorThatTheIndexPlacesElsewhereIsNamed) {
   write_shard("s1.safetensors", {"a", "b"});
   write_shard("s2.safetensors", {"c"});
   write_index("{\"a\": \"s1.safetensors\", \"b\": \"s2.safetensors\", \"c\": \"s2.safetensors\"}");
-  expect_refused({"\"b\"", "is in s1.safetensors", "places it in s2.safetensors"});
+  expect_refused({"\"b\"", "is in \"s1.safetensors\"", "places it in \"s2.safetensors\""});
 }
 
 TEST_F(CheckpointFolder, ATensorInTwoShardsIsNamed) {
@@ -169,12 +196,13 @@ TEST_F(CheckpointFolder, ATensorInTwoShardsIsNamed) {
   write_shard("s1.safetensors", {"a", "b"});
   write_shard("s2.safetensors", {"b"});
   write_index("{\"a\": \"s1.safetensors\", \"b\": \"s2.safetensors\"}");
-  expect_refused({"\"b\"", "in two files", "s1.safetensors and s2.safetensors"});
+  expect_refused({"\"b\"", "in two files", "\"s1.safetensors\" and \"s2.safetensors\""});
 }
 
 TEST_F(CheckpointFolder, ShardNamesThatLeaveTheFolderAreRefused) {
   write_config();
-  for (const char* name : {"../s", "/etc/passwd", "a/b", "..", ".", "", "a\\\\b", "a\\u0000b"}) {
+  for (const char* name : {"../s", "/etc/passwd", "a/b", "..", ".", "", "a\\\\b", "a\\u0000b",
+                           "x\\n\\u001b[31mFAKE"}) {
     write_index("{\"t\": \"" + std::string(name) + "\"}");
     expect_refused({"index.json", "\"t\"", "a file in the same folder"});
   }
@@ -280,7 +308,27 @@ TEST_F(HubCache, ARevisionThatIsNotThereListsThoseThereAre) {
 TEST_F(HubCache, ASnapshotThatIsGoneIsNamed) {
   fs::remove(add(dir_.path()));
   expect_error<CheckpointError>([] { resolve_model_path("owner/name"); },
-                                {"snapshots/abc123", "hf download"});
+                                {"snapshots/abc123", "there are: none", "hf download"});
+}
+
+TEST_F(HubCache, RefsAreListedByTheirWholeNameAndOnlyWithASnapshot) {
+  add(dir_.path(), "refs/pr/1");
+  dir_.write("models--owner--name/refs/gone", "def456");
+  dir_.write("models--owner--name/refs/damaged", "../x");
+  expect_error<CheckpointError>([] { resolve_model_path("owner/name", "v9"); },
+                                {"there are: abc123, refs/pr/1;"});
+}
+
+TEST_F(HubCache, WithoutHomeTheUserDatabaseNamesIt) {
+  unsetenv("HF_HUB_CACHE");
+  const passwd* entry = getpwuid(getuid());
+  if (entry == nullptr) GTEST_SKIP() << "this user is in no database";
+  const std::string there = (fs::path(entry->pw_dir) / ".cache/huggingface/hub").string();
+  for (const bool is_empty : {false, true}) {
+    if (is_empty) setenv("HOME", "", 1);
+    expect_error<CheckpointError>([] { resolve_model_path("no-such-owner/no-such-name"); },
+                                  {there + "/models--no-such-owner--no-such-name"});
+  }
 }
 
 TEST_F(HubCache, IdsThatWouldLeaveTheCacheAreRefused) {

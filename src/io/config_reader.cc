@@ -84,6 +84,12 @@ const Json& ConfigReader::at(std::string_view key, std::string_view expected) co
 
 bool ConfigReader::has(std::string_view key) const { return find(key) != nullptr; }
 
+bool ConfigReader::is_null(std::string_view key) const {
+  const auto& object = node_->get_ref<const Json::object_t&>();
+  const auto found = object.find(key);
+  return found != object.end() && found->second.is_null();
+}
+
 int64_t ConfigReader::integer(std::string_view key, int64_t min, int64_t max) const {
   const std::string expected = range_text(min, max);
   const Json& value = at(key, expected);

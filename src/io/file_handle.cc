@@ -20,10 +20,28 @@ int FileHandle::close() noexcept {
 
 std::string errno_text(int error) { return std::generic_category().message(error); }
 
+bool is_there(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status)) return true;
+  std::error_code ignored;
+  if (fs::is_symlink(fs::symlink_status(path, ignored))) {
+    throw CheckpointError(str_cat("cannot open ", path.string(), ": it is a link to ",
+                                  quote(fs::read_symlink(path, ignored).string()), ": ",
+                                  errno_text(error.value()),
+                                  "; fetch the target again or remove the link"));
+  }
+  if (status.type() == fs::file_type::not_found) return false;
+  throw CheckpointError(str_cat("cannot open ", path.string(), ": ", errno_text(error.value()),
+                                "; check the permissions of the folder"));
+}
+
 InputFile open_input_file(const std::filesystem::path& path) {
   InputFile file{FileHandle(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
   if (!file.handle) {
     const int error = errno;
+    if (error == ENOENT || error == ELOOP) is_there(path);  // says more about a link
     throw CheckpointError(str_cat("cannot open ", path.string(), ": ", errno_text(error),
                                   error == ENOENT ? "; check the path or fetch the file again"
                                                   : "; check the file's permissions"));

@@ -37,6 +37,10 @@ struct InputFile {
 /// unreadable or no regular file. Never blocks (a FIFO is refused, not waited for).
 InputFile open_input_file(const std::filesystem::path& path);
 
+/// Whether there is something at `path`. Throws CheckpointError for a link whose target is missing,
+/// naming both, and for a place that may not be looked at: neither is the same as an absent file.
+bool is_there(const std::filesystem::path& path);
+
 /// The system's text for an errno.
 std::string errno_text(int error);
 

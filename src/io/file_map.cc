@@ -20,10 +20,14 @@ std::shared_ptr<const FileMap> FileMap::open(const std::filesystem::path& path) 
   void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.handle.get(), 0);
   if (memory == MAP_FAILED) {
     const int error = errno;
+    if (error == ENOMEM) {
+      throw DeviceError(str_cat("cannot map ", path.string(), " (", format_bytes(size),
+                                "): ", errno_text(error),
+                                "; raise the address-space limit (ulimit -v) or use a machine with "
+                                "more memory"));
+    }
     throw CheckpointError(str_cat("cannot map ", path.string(), " (", format_bytes(size),
-                                  "): ", errno_text(error),
-                                  "; raise the address-space limit (ulimit -v) or use a local "
-                                  "file system"));
+                                  "): ", errno_text(error), "; put it on a local file system"));
   }
   return std::shared_ptr<const FileMap>(
       new FileMap(path, {static_cast<const std::byte*>(memory), size}));

@@ -10,8 +10,8 @@ namespace cadre {
 
 class FileMap {
  public:
-  /// Throws CheckpointError when the path is missing, not a regular file, empty or cannot be
-  /// mapped.
+  /// Throws DeviceError when memory runs out, CheckpointError when the path is missing, not a
+  /// regular file, empty or cannot be mapped.
   static std::shared_ptr<const FileMap> open(const std::filesystem::path& path);
   ~FileMap();
   FileMap(const FileMap&) = delete;

@@ -18,7 +18,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string_view advice(int error) {
+// /dev/stdout and the like may lead to a regular file that somebody holds open: replacing it would
+// leave them with the old one.
+bool names_a_descriptor(const fs::path& path) {
+  const std::string text = path.lexically_normal().string();
+  return text.starts_with("/dev/") || text.starts_with("/proc/");
+}
+
+// Where the links lead when there is no file behind them yet.
+fs::path behind_links(fs::path path) {
+  std::error_code error;
+  for (int depth = 0; depth < 40 && fs::is_symlink(fs::symlink_status(path, error)); ++depth) {
+    const fs::path next = fs::read_symlink(path, error);
+    if (error) break;
+    path = path.parent_path() / next;  // an absolute one replaces all
+  }
+  return path;
+}
+
+}  // namespace
+
+std::string_view FileWriter::advice(int error) {
   switch (error) {
     case ENOSPC:
     case EDQUOT:
@@ -39,19 +59,11 @@ std::string_view advice(int error) {
   }
 }
 
-// /dev/stdout and the like may lead to a regular file that somebody holds open: replacing it would
-// leave them with the old one.
-bool names_a_descriptor(const fs::path& path) {
-  const std::string text = path.lexically_normal().string();
-  return text.starts_with("/dev/") || text.starts_with("/proc/");
-}
-
-}  // namespace
-
 FileWriter::FileWriter(const fs::path& path, size_t total_bytes)
     : path_(path), total_bytes_(total_bytes) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::none) fail(error.value());
   if (fs::is_directory(status)) fail(EISDIR);
   const bool exists = fs::exists(status);
   if (exists && (!fs::is_regular_file(status) || names_a_descriptor(path))) {
@@ -59,8 +71,10 @@ FileWriter::FileWriter(const fs::path& path, size_t total_bytes)
     if (!handle_) fail(errno);
     return;
   }
-  target_ = exists ? fs::canonical(path, error) : path;
+  target_ = exists ? fs::canonical(path, error) : behind_links(path);
   if (error && exists) fail(error.value());
+  // A rename would go over a write-protected file.
+  if (exists && ::faccessat(AT_FDCWD, target_.c_str(), W_OK, AT_EACCESS) != 0) fail(errno);
   open_beside(target_, exists);
 }
 
@@ -69,7 +83,13 @@ void FileWriter::open_beside(const fs::path& target, bool exists) {
   fs::path temporary = target;
   temporary += str_cat(".tmp-", ::getpid(), "-", counter.fetch_add(1));
   handle_ = FileHandle(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!handle_) fail(errno);
+  if (!handle_) {
+    const int error = errno;
+    const bool is_folder_at_fault = exists && (error == EACCES || error == EPERM);
+    fail(error, is_folder_at_fault ? "the file may be written, but it is replaced as a whole, for "
+                                     "which its folder must be writable too; choose another place"
+                                   : advice(error));
+  }
   temporary_ = std::move(temporary);
   struct stat status {};
   if (exists && ::stat(target.c_str(), &status) == 0) {
@@ -111,10 +131,13 @@ void FileWriter::commit() {
     static_cast<void>(::fsync(parent.get()));
 }
 
-void FileWriter::fail(int error) const {
-  throw Error(str_cat("cannot write ", path_.string(), ": ", errno_text(error), " after ", written_,
-                      " of ", total_bytes_, " bytes (", format_bytes(total_bytes_), "); ",
-                      advice(error)));
+void FileWriter::fail(int error, std::string_view what_to_do) const {
+  std::error_code ignored;
+  const bool is_link = !target_.empty() && fs::is_symlink(fs::symlink_status(path_, ignored));
+  throw Error(str_cat("cannot write ", path_.string(),
+                      is_link ? str_cat(" (a link to ", target_.string(), ")") : "", ": ",
+                      errno_text(error), " after ", written_, " of ", total_bytes_, " bytes (",
+                      format_bytes(total_bytes_), "); ", what_to_do));
 }
 
 }  // namespace cadre

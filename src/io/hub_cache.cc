@@ -1,6 +1,9 @@
 // resolve_model_path (checkpoint.h). Layout of the cache, as huggingface_hub makes it:
 //   models--owner--name/refs/<branch or tag>   the commit, as text
 //   models--owner--name/snapshots/<commit>/    the files (links into blobs/)
+#include <pwd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -54,12 +57,26 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// As Python's expanduser: without HOME, what the user database says.
+fs::path home_folder() {
+  if (const std::string home = environment("HOME"); !home.empty()) return home;
+  char buffer[4096];
+  struct passwd entry {};
+  struct passwd* found = nullptr;
+  if (::getpwuid_r(::getuid(), &entry, buffer, sizeof buffer, &found) == 0 && found != nullptr) {
+    return found->pw_dir;
+  }
+  throw CheckpointError(
+      "model cache: expected a home folder, HOME is not set and the user database has none; set "
+      "HF_HUB_CACHE or give the path of a folder");
+}
+
 fs::path cache_folder() {
   if (const std::string hub = environment("HF_HUB_CACHE"); !hub.empty()) return hub;
   if (const std::string home = environment("HF_HOME"); !home.empty()) return fs::path(home) / "hub";
   if (const std::string xdg = environment("XDG_CACHE_HOME"); !xdg.empty())
     return fs::path(xdg) / "huggingface" / "hub";
-  return fs::path(environment("HOME")) / ".cache" / "huggingface" / "hub";
+  return home_folder() / ".cache" / "huggingface" / "hub";
 }
 
 // The commit in refs/<revision>; empty when there is no such file.
@@ -76,14 +93,28 @@ std::optional<std::string> read_ref(const fs::path& file) {
   return commit;
 }
 
+// A ref whose snapshot is gone would only lead to the next error.
+bool has_snapshot(const fs::path& repository, const fs::path& ref) {
+  std::error_code ignored;
+  std::ifstream in(ref);
+  std::string commit;
+  return in >> commit && is_plain_component(commit) &&
+         fs::is_directory(repository / "snapshots" / commit, ignored);
+}
+
+// What can be asked for: refs (which may lie in folders) and commits.
 std::vector<std::string> revisions_in(const fs::path& repository) {
   std::vector<std::string> found;
-  for (const char* kind : {"refs", "snapshots"}) {
-    std::error_code error;
-    for (fs::directory_iterator it(repository / kind, error), end; !error && it != end;
-         it.increment(error)) {
-      found.push_back(it->path().filename().string());
-    }
+  std::error_code error;
+  const fs::path refs = repository / "refs";
+  for (fs::recursive_directory_iterator it(refs, error), end; !error && it != end;
+       it.increment(error)) {
+    if (has_snapshot(repository, it->path()))
+      found.push_back(it->path().lexically_relative(refs).string());
+  }
+  for (fs::directory_iterator it(repository / "snapshots", error), end; !error && it != end;
+       it.increment(error)) {
+    found.push_back(it->path().filename().string());
   }
   std::sort(found.begin(), found.end());
   return found;

@@ -34,6 +34,10 @@ class ConfigReader {
   ConfigReader(Json json, std::string origin);
 
   bool has(std::string_view key) const;
+  /// The key is there and its value is null: where that says something else than leaving it out.
+  bool is_null(std::string_view key) const;
+  /// "rope_parameters.factor": the key as messages name it.
+  std::string path(std::string_view key) const { return prefix_ + std::string(key); }
 
   int64_t integer(std::string_view key, int64_t min = std::numeric_limits<int64_t>::min(),
                   int64_t max = std::numeric_limits<int64_t>::max()) const;

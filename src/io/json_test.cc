@@ -132,6 +132,19 @@ void expect_key_error(Access access, std::initializer_list<std::string> parts) {
   expect_error<CheckpointError>(access, parts);
 }
 
+TEST(ConfigReader, TellsNullFromAbsentAndGivesTheWholePathOfAKey) {
+  const ConfigReader config(parse_json_object(R"({"a": null, "b": {"c": null, "d": 1}})", "f"),
+                            "f");
+  EXPECT_TRUE(config.is_null("a"));
+  EXPECT_FALSE(config.has("a"));
+  EXPECT_FALSE(config.is_null("b"));
+  EXPECT_FALSE(config.is_null("c"));
+  EXPECT_TRUE(config.object("b").is_null("c"));
+  EXPECT_FALSE(config.object("b").is_null("d"));
+  EXPECT_EQ(config.path("a"), "a");
+  EXPECT_EQ(config.object("b").path("c"), "b.c");
+}
+
 TEST(ConfigReader, ReadsEveryType) {
   const ConfigReader config = reader(
       "{\"i\": 7, \"f\": 1e-6, \"b\": true, \"t\": \"silu\", \"l\": [1, 2], \"s\": [\"x\"],"
