@@ -168,6 +168,22 @@ struct ConfigFault {
   std::vector<std::string> parts;
 };
 
+const Json kAbsent = Json(Json::value_t::discarded);
+
+Json linear(double factor) { return {{"rope_type", "linear"}, {"factor", factor}}; }
+
+// Sound but for one key.
+Json yarn(const char* key, const Json& value) {
+  Json result = {{"rope_type", "yarn"}, {"factor", 4.0}, {"rope_theta", 10000.0}};
+  result.erase(key);
+  if (!value.is_discarded()) result[key] = value;
+  return result;
+}
+
+Json llama3(double low, double high) {
+  return {{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", low}, {"high_freq_factor", high}};
+}
+
 TEST(LoadFaults, ConfigValuesThatCannotBe) {
   const std::vector<ConfigFault> faults = {
       {"qwen3_moe", "num_experts_per_tok", 9, {"num_experts_per_tok (9)", "experts (8)"}},
@@ -192,6 +208,30 @@ TEST(LoadFaults, ConfigValuesThatCannotBe) {
       {"qwen3_moe", "rope_parameters", {{"rope_type", "linear"}}, {"factor"}},
       {"qwen3_moe", "rope_parameters", {{"rope_theta", 0}}, {"rope_theta"}},
       {"qwen3_moe", "rope_parameters", {{"rope_type", "linear"}, {"factor", -1}}, {"factor"}},
+      {"qwen2_moe_older_config", "rope_theta", -1, {"rope_theta", "1e-06 to 1e+30", "-1"}},
+      {"qwen2_moe_older_config", "rope_theta", 1e300, {"rope_theta", "1e-06 to 1e+30"}},
+      {"qwen3_moe", "rope_parameters", {{"rope_theta", -5}}, {"rope_parameters.rope_theta", "-5"}},
+      {"qwen3_moe", "rope_scaling", linear(1e-45), {"rope_scaling.factor", "1e-06 to 1e+06"}},
+      {"qwen3_moe", "rope_scaling", linear(1e300), {"rope_scaling.factor", "1e+300"}},
+      {"qwen3_moe", "rope_scaling", yarn("factor", 0), {"rope_scaling.factor"}},
+      {"qwen3_moe", "rope_scaling", yarn("factor", kAbsent), {"rope_scaling.factor", "missing"}},
+      {"qwen3_moe", "rope_scaling", yarn("rope_theta", 1), {"rope_theta", "above 1"}},
+      {"qwen3_moe", "rope_scaling", yarn("rope_theta", 0.5), {"rope_theta", "above 1"}},
+      {"qwen3_moe", "rope_scaling", yarn("attention_factor", 0), {"rope_scaling.attention_factor"}},
+      {"qwen3_moe", "rope_scaling", yarn("attention_factor", -1), {"attention_factor", "1e-06 to"}},
+      {"qwen3_moe", "rope_scaling", yarn("attention_factor", 1e39), {"attention_factor"}},
+      {"qwen3_moe", "rope_scaling", yarn("beta_fast", 0), {"beta_fast"}},
+      {"qwen3_moe", "rope_scaling", yarn("beta_slow", -1), {"beta_slow"}},
+      {"qwen3_moe", "rope_scaling", yarn("mscale", -1), {"mscale", "0 to 1e+06"}},
+      {"qwen3_moe", "rope_scaling", yarn("mscale_all_dim", 1e40), {"mscale_all_dim"}},
+      {"qwen3_moe",
+       "rope_scaling",
+       yarn("original_max_position_embeddings", 0),
+       {"rope_scaling.original_max_position_embeddings", "1 to"}},
+      {"qwen3_moe", "rope_scaling", llama3(8, 4), {"rope_scaling.low_freq_factor", "(4)", "8"}},
+      {"qwen3_moe", "rope_scaling", llama3(4, 4), {"low_freq_factor", "below high_freq_factor"}},
+      {"qwen3_moe", "rope_scaling", llama3(0, 4), {"rope_scaling.low_freq_factor"}},
+      {"qwen3_moe", "rope_scaling", llama3(1, 1e300), {"rope_scaling.high_freq_factor"}},
       {"qwen2_moe_sliding_window", "layer_types", {"full_attention"}, {"layer_types", "4"}},
       {"olmoe_clip_qkv", "clip_qkv", -1, {"clip_qkv"}},
       {"mixtral", "num_attention_heads", 5, {"num_attention_heads"}},
@@ -216,6 +256,12 @@ TEST(LoadFaults, ConfigValuesThatAreNotServed) {
   expect_parts(load_error<Unsupported>(rope.write()), {"\"dynamic\"", "default, linear"});
   rope.config["rope_parameters"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};
   expect_parts(load_error<Unsupported>(rope.write()), {"partial_rotary_factor", "0.5"});
+  rope.config["rope_parameters"] = {{"full_attention", {{"rope_type", "default"}}}};
+  expect_parts(load_error<Unsupported>(rope.write()),
+               {"config.json", "rope_parameters.full_attention", "one set for all layers"});
+  rope.config["rope_parameters"] = nullptr;
+  rope.config["partial_rotary_factor"] = 0.25;
+  expect_parts(load_error<Unsupported>(rope.write()), {"partial_rotary_factor", "0.25"});
   DamagedCheckpoint activation("qwen3_moe");
   activation.config["hidden_act"] = "xielu";
   expect_parts(load_error<Unsupported>(activation.write()), {"xielu"});

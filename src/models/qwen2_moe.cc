@@ -11,8 +11,8 @@ namespace {
 // layer_types when given, else every other layer below max_window_layers, as Transformers does.
 std::vector<int64_t> windows(const ConfigReader& config, int64_t num_layers) {
   std::vector<int64_t> result(static_cast<size_t>(num_layers), 0);
-  if (!config.boolean_or("use_sliding_window", false)) return result;
-  const int64_t window = config.integer_or("sliding_window", 4096, 0);
+  const int64_t window = read_qwen_sliding_window(config);
+  if (window == 0) return result;
   if (config.has("layer_types")) {
     const std::vector<std::string> types = config.texts("layer_types");
     if (types.size() != result.size()) {

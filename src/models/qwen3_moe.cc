@@ -14,9 +14,7 @@ BuiltModel build_qwen3_moe(ModelBuilder& builder) {
   const std::vector<bool> has_experts = qwen_moe_layers(config, text.num_layers);
   AttentionConfig attention = builder.attention_config();
   attention.qk_norm = QkNorm::kPerHead;
-  if (config.boolean_or("use_sliding_window", false)) {
-    attention.sliding_window = config.integer_or("sliding_window", 4096, 0);
-  }
+  attention.sliding_window = read_qwen_sliding_window(config);
 
   const auto feed_forward = [&](int64_t l, const std::string& mlp) -> std::variant<Mlp, MoeBlock> {
     if (has_experts[static_cast<size_t>(l)]) return builder.moe(mlp, moe);

@@ -1,5 +1,7 @@
 #include "models/text_config.h"
 
+#include <nlohmann/json.hpp>
+
 #include "cadre/error.h"
 #include "core/str_cat.h"
 
@@ -9,14 +11,27 @@ namespace {
 // Far above every model, far below what could overflow in products of a few of them.
 constexpr int64_t kMaxSize = int64_t{1} << 28;
 
-double positive(const ConfigReader& config, std::string_view key, double value) {
-  if (!(value > 0)) config_error(config, str_cat(key, ": expected a positive number, got ", value));
-  return value;
+// The range of every RoPE number: wider than any model's, narrow enough that angles of all
+// positions are finite in float32.
+constexpr double kSmallest = 1e-6;
+constexpr double kLargest = 1e6;
+constexpr double kLargestTheta = 1e30;
+constexpr double kLargestContext = static_cast<double>(kMaxSize);
+
+double in_range(const ConfigReader& config, std::string_view key, double value, double min,
+                double max) {
+  if (value >= min && value <= max) return value;
+  config_error(config, str_cat(config.path(key), ": expected a number from ", min, " to ", max,
+                               ", got ", value));
 }
 
-std::optional<double> optional_number(const ConfigReader& config, std::string_view key) {
+double scale(const ConfigReader& config, std::string_view key, double value) {
+  return in_range(config, key, value, kSmallest, kLargest);
+}
+
+std::optional<double> optional_scale(const ConfigReader& config, std::string_view key, double min) {
   if (!config.has(key)) return std::nullopt;
-  return config.number(key);
+  return in_range(config, key, config.number(key), min, kLargest);
 }
 
 RopeType parse_rope_type(const ConfigReader& config, const std::string& name) {
@@ -24,53 +39,97 @@ RopeType parse_rope_type(const ConfigReader& config, const std::string& name) {
   if (name == "linear") return RopeType::kLinear;
   if (name == "llama3") return RopeType::kLlama3;
   if (name == "yarn") return RopeType::kYarn;
-  throw Unsupported(str_cat(config.origin(), ": rope_type \"", name,
-                            "\" is not supported; supported: default, linear, llama3, yarn"));
+  throw Unsupported(str_cat(config.origin(), ": ", config.path("rope_type"), " ", quote(name),
+                            " is not supported; supported: default, linear, llama3, yarn"));
 }
 
-void read_rope_scaling(const ConfigReader& scaling, const TextConfig& text, RopeConfig& rope) {
-  if (scaling.number_or("partial_rotary_factor", 1) != 1) {
-    throw Unsupported(str_cat(scaling.origin(), ": partial_rotary_factor ",
-                              scaling.number("partial_rotary_factor"),
-                              " is not supported by this family; supported: 1"));
+void refuse_partial_rotation(const ConfigReader& config) {
+  if (config.number_or("partial_rotary_factor", 1) == 1) return;
+  throw Unsupported(str_cat(config.origin(), ": ", config.path("partial_rotary_factor"), " ",
+                            config.number("partial_rotary_factor"),
+                            " is not supported by this family; supported: 1"));
+}
+
+void refuse_parameters_per_layer_type(const ConfigReader& parameters) {
+  for (const auto& [key, value] : parameters.json().get_ref<const Json::object_t&>()) {
+    if (!value.is_object()) continue;
+    throw Unsupported(str_cat(parameters.origin(), ": ", parameters.path(key),
+                              ": RoPE parameters of their own for a layer type are not supported; "
+                              "supported: one set for all layers"));
   }
-  const std::string name = scaling.text_or("rope_type", scaling.text_or("type", "default"));
-  rope.type = parse_rope_type(scaling, name);
-  if (rope.type == RopeType::kDefault) return;
-  rope.factor = positive(scaling, "factor", scaling.number("factor"));
-  if (rope.type == RopeType::kLinear) return;
+}
+
+// A value at the top level of config.json goes before the one inside.
+double original_context(const ConfigReader& config, const ConfigReader& parameters,
+                        const TextConfig& text) {
+  constexpr std::string_view kKey = "original_max_position_embeddings";
+  const ConfigReader& place = config.has(kKey) ? config : parameters;
   const auto context = static_cast<double>(text.max_position_embeddings);
-  rope.original_max_position =
-      positive(scaling, "original_max_position_embeddings",
-               scaling.number_or("original_max_position_embeddings", context));
-  if (rope.type == RopeType::kLlama3) {
-    rope.low_freq_factor = positive(scaling, "low_freq_factor", scaling.number("low_freq_factor"));
-    rope.high_freq_factor =
-        positive(scaling, "high_freq_factor", scaling.number("high_freq_factor"));
-    return;
+  return in_range(place, kKey, place.number_or(kKey, context), 1, kLargestContext);
+}
+
+void read_llama3(const ConfigReader& parameters, RopeConfig& rope) {
+  rope.low_freq_factor = scale(parameters, "low_freq_factor", parameters.number("low_freq_factor"));
+  rope.high_freq_factor =
+      scale(parameters, "high_freq_factor", parameters.number("high_freq_factor"));
+  if (rope.low_freq_factor < rope.high_freq_factor) return;
+  config_error(parameters, str_cat(parameters.path("low_freq_factor"),
+                                   ": expected a number below high_freq_factor (",
+                                   rope.high_freq_factor, "), got ", rope.low_freq_factor));
+}
+
+void read_yarn(const ConfigReader& parameters, RopeConfig& rope) {
+  if (!(rope.theta > 1)) {
+    config_error(parameters,
+                 str_cat("rope_theta: expected a number above 1 with yarn, got ", rope.theta));
   }
-  rope.beta_fast = positive(scaling, "beta_fast", scaling.number_or("beta_fast", rope.beta_fast));
-  rope.beta_slow = positive(scaling, "beta_slow", scaling.number_or("beta_slow", rope.beta_slow));
-  rope.truncate = scaling.boolean_or("truncate", true);
-  rope.attention_factor = optional_number(scaling, "attention_factor");
-  rope.mscale = optional_number(scaling, "mscale");
-  rope.mscale_all_dim = optional_number(scaling, "mscale_all_dim");
+  rope.beta_fast =
+      scale(parameters, "beta_fast", parameters.number_or("beta_fast", rope.beta_fast));
+  rope.beta_slow =
+      scale(parameters, "beta_slow", parameters.number_or("beta_slow", rope.beta_slow));
+  rope.truncate = !parameters.is_null("truncate") && parameters.boolean_or("truncate", true);
+  rope.attention_factor = optional_scale(parameters, "attention_factor", kSmallest);
+  rope.mscale = optional_scale(parameters, "mscale", 0);
+  rope.mscale_all_dim = optional_scale(parameters, "mscale_all_dim", 0);
+}
+
+void read_rope_parameters(const ConfigReader& config, const ConfigReader& parameters,
+                          const TextConfig& text, RopeConfig& rope) {
+  refuse_parameters_per_layer_type(parameters);
+  refuse_partial_rotation(parameters.has("partial_rotary_factor") ? parameters : config);
+  const ConfigReader& place = parameters.has("rope_theta") ? parameters : config;
+  rope.theta = in_range(place, "rope_theta", place.number_or("rope_theta", rope.theta), kSmallest,
+                        kLargestTheta);
+  const std::string name = parameters.text_or("rope_type", parameters.text_or("type", "default"));
+  rope.type = parse_rope_type(parameters, name);
+  if (rope.type == RopeType::kDefault) return;
+  if (rope.type != RopeType::kLinear) {
+    rope.original_max_position = original_context(config, parameters, text);
+  }
+  // Null with yarn: what the two contexts say.
+  const bool is_implied = rope.type == RopeType::kYarn && parameters.is_null("factor");
+  const double factor =
+      is_implied ? static_cast<double>(text.max_position_embeddings) / rope.original_max_position
+                 : parameters.number("factor");
+  rope.factor = scale(parameters, "factor", factor);
+  if (rope.type == RopeType::kLlama3) read_llama3(parameters, rope);
+  if (rope.type == RopeType::kYarn) read_yarn(parameters, rope);
 }
 
 // Newer: rope_parameters {rope_type, rope_theta, ...}. Older: rope_theta and rope_scaling {type or
-// rope_type, ...} or null.
+// rope_type, ...} or null. Mixed, Transformers takes rope_scaling unless it is empty, and what
+// stands inside before what stands at the top level.
 RopeConfig read_rope(const ConfigReader& config, const TextConfig& text, double default_theta) {
   RopeConfig rope;
   rope.rotary_dim = text.head_dim;
-  rope.theta = config.number_or("rope_theta", default_theta);
-  if (config.has("rope_parameters")) {
-    const ConfigReader parameters = config.object("rope_parameters");
-    rope.theta = parameters.number_or("rope_theta", rope.theta);
-    read_rope_scaling(parameters, text, rope);
-  } else if (config.has("rope_scaling")) {
-    read_rope_scaling(config.object("rope_scaling"), text, rope);
+  rope.theta = default_theta;
+  ConfigReader parameters(Json::object(), config.origin());
+  for (const std::string_view key : {"rope_parameters", "rope_scaling"}) {
+    if (!config.has(key)) continue;
+    const ConfigReader found = config.object(key);
+    if (!found.json().empty()) parameters = found;
   }
-  positive(config, "rope_theta", rope.theta);
+  read_rope_parameters(config, parameters, text, rope);
   return rope;
 }
 
@@ -111,12 +170,17 @@ TextConfig read_text_config(const ConfigReader& config, const TextDefaults& defa
   text.num_layers = config.integer("num_hidden_layers", 1, 100000);
   text.max_position_embeddings = read_size(config, "max_position_embeddings");
   read_heads(config, text);
-  text.norm_eps = static_cast<float>(
-      positive(config, "rms_norm_eps", config.number_or("rms_norm_eps", defaults.norm_eps)));
+  text.norm_eps = static_cast<float>(in_range(
+      config, "rms_norm_eps", config.number_or("rms_norm_eps", defaults.norm_eps), 1e-30, 1e30));
   text.activation = parse_activation(config.text_or("hidden_act", "silu"));
   text.tie_word_embeddings = config.boolean_or("tie_word_embeddings", false);
   text.rope = read_rope(config, text, defaults.rope_theta);
   return text;
+}
+
+int64_t read_qwen_sliding_window(const ConfigReader& config) {
+  if (!config.boolean_or("use_sliding_window", false) || config.is_null("sliding_window")) return 0;
+  return config.integer_or("sliding_window", 4096, 0);
 }
 
 int64_t read_num_experts(const ConfigReader& config) {

@@ -40,6 +40,10 @@ TextConfig read_text_config(const ConfigReader& config, const TextDefaults& defa
 /// A positive integer that products of a few sizes cannot overflow with.
 int64_t read_size(const ConfigReader& config, std::string_view key);
 
+/// Of the Qwen families: 0 (no window) unless use_sliding_window; then sliding_window, where null
+/// is no window and a missing key is 4096, as in Transformers.
+int64_t read_qwen_sliding_window(const ConfigReader& config);
+
 /// num_experts, num_local_experts or n_routed_experts.
 int64_t read_num_experts(const ConfigReader& config);
 

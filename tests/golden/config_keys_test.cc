@@ -2,12 +2,15 @@
 // about it; spellings and defaults that mean the same give the same bits.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/model.h"
 #include "golden/model_runs.h"
 #include "models/damaged_checkpoint.h"
+#include "models/text_config.h"
 #include "support/compare.h"
 
 namespace cadre::test {
@@ -86,6 +89,48 @@ TEST(ConfigKeys, OfEqualMeaningGiveEqualBits) {
   };
   for (const Change& change : changes) {
     EXPECT_EQ(effect(change), 0) << change.fixture << ": " << change.key;
+  }
+}
+
+// The fixture's own rope_parameters are yarn, theta 10000, factor 4, 32 positions out of 128; its
+// logits are Transformers'. Checked with Transformers 5.17:
+// tests/data/make/check_rope_spellings.py.
+TEST(ConfigKeys, AllSpellingsOfRopeParametersAreRead) {
+  const Expected expected = read_expected(fixture("qwen3_moe_yarn") / "expected.safetensors");
+  const DamagedCheckpoint original("qwen3_moe_yarn");
+  const std::vector<float> before = logits_with(original, expected);
+  const Json spellings = read_json_file(std::filesystem::path(CADRE_TEST_DATA) / "models" /
+                                        "rope_spellings.json")["equal"];
+  ASSERT_GE(spellings.size(), 10u);
+  for (const auto& [what, patch] : spellings.items()) {
+    DamagedCheckpoint checkpoint("qwen3_moe_yarn");
+    checkpoint.config.erase("rope_parameters");
+    checkpoint.config.update(patch);
+    EXPECT_EQ(logits_with(checkpoint, expected), before) << what;
+  }
+}
+
+// A missing key and null differ here, only by their window of 4096: longer than the fixtures'
+// texts.
+TEST(ConfigKeys, ANullSlidingWindowIsNoneAndAMissingOneIsTransformersDefault) {
+  const auto window = [](Json config) {
+    return read_qwen_sliding_window(ConfigReader(std::move(config), "config.json"));
+  };
+  EXPECT_EQ(window({{"use_sliding_window", true}, {"sliding_window", nullptr}}), 0);
+  EXPECT_EQ(window({{"use_sliding_window", true}}), 4096);
+  EXPECT_EQ(window({{"use_sliding_window", true}, {"sliding_window", 7}}), 7);
+  EXPECT_EQ(window({{"use_sliding_window", false}, {"sliding_window", 7}}), 0);
+  EXPECT_EQ(window(Json{{"sliding_window", 7}}), 0);
+}
+
+TEST(ConfigKeys, ANullSlidingWindowGivesTheLogitsOfNoWindow) {
+  for (const char* name : {"qwen2_moe_sliding_window", "qwen3_moe_sliding_window"}) {
+    const Expected expected = read_expected(fixture(name) / "expected.safetensors");
+    DamagedCheckpoint checkpoint(name);
+    checkpoint.config["sliding_window"] = nullptr;
+    const std::vector<float> null = logits_with(checkpoint, expected);
+    checkpoint.config["use_sliding_window"] = false;
+    EXPECT_EQ(logits_with(checkpoint, expected), null) << name;
   }
 }
 
