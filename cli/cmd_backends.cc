@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "exit_codes.h"
 #include "output.h"
+#include "session.h"
 #include "table.h"
 
 namespace cadre::cli {
@@ -66,14 +67,16 @@ void add_once(std::vector<T>& list, T item) {
   list.push_back(item);
 }
 
-Answer ask_in_general(const BackendEntry& entry) {
+Answer ask_in_general(const BackendEntry& entry, const CommonOptions& common) {
   Answer answer;
   answer.name = entry.name;
   answer.device = Device{entry.device, 0};
   ExpertsQuery query = usual_query(answer.device);
+  query.compute_dtype = common.load.dtype.value_or(query.compute_dtype);
   const Support usual = supports(entry.name, query);
   for (const StorageFormat format : kFormats) {
     for (const DType dtype : kComputeDTypes) {
+      if (dtype != common.load.dtype.value_or(dtype)) continue;
       query.format = format;
       query.compute_dtype = dtype;
       set_usual_scales(query);
@@ -86,9 +89,11 @@ Answer ask_in_general(const BackendEntry& entry) {
   return answer;
 }
 
-std::vector<Answer> answers_in_general() {
+std::vector<Answer> answers_in_general(const CommonOptions& common) {
   std::vector<Answer> answers;
-  for (const BackendEntry& entry : list_backends()) answers.push_back(ask_in_general(entry));
+  for (const BackendEntry& entry : list_backends()) {
+    answers.push_back(ask_in_general(entry, common));
+  }
   return answers;
 }
 
@@ -110,6 +115,30 @@ std::vector<Answer> answers_for(const ModelReport& report) {
   return answers;
 }
 
+/// Only the rows that --device and --experts ask for.
+void select(std::vector<Answer>& answers, const CommonOptions& common, bool device_given) {
+  std::erase_if(answers, [&](const Answer& answer) {
+    if (device_given && answer.device.type != common.load.device.type) return true;
+    if (common.experts.empty()) return false;
+    auto entry = common.experts.find(answer.sub_config);
+    if (entry == common.experts.end()) entry = common.experts.find("");
+    return entry != common.experts.end() && entry->second != answer.name;
+  });
+}
+
+/// Without a model there is nothing that these could apply to.
+void refuse_without_model(const CommonOptions& common) {
+  if (!common.load.revision.empty()) {
+    throw InvalidArgument(str_cat("--revision ", common.load.revision,
+                                  ": expected a MODEL that it is the revision of, got none"));
+  }
+  for (const auto& entry : common.experts) {
+    if (entry.first.empty()) continue;
+    throw InvalidArgument(str_cat("--experts: sub-config \"", entry.first,
+                                  "\": expected a MODEL that has it, got none; add a MODEL"));
+  }
+}
+
 template <typename T>
 std::vector<std::string> names_of(const std::vector<T>& items) {
   std::vector<std::string> names;
@@ -118,7 +147,7 @@ std::vector<std::string> names_of(const std::vector<T>& items) {
 }
 
 Json to_json(const std::vector<Answer>& answers, const ModelReport* report) {
-  Json json = Json::object();
+  Json json = {{"cpu_isa", cpu_instruction_set()}};
   if (report != nullptr) {
     json["model"] = {{"path", report->info.path}, {"architecture", report->info.architecture}};
   }
@@ -153,15 +182,23 @@ std::string to_text(const std::vector<Answer>& answers, const ModelReport* repor
       row.insert(row.begin(), answer.sub_config.empty() ? "-" : answer.sub_config);
     table.add_row(std::move(row));
   }
-  if (report == nullptr) return table.to_string();
-  return str_cat(report->info.architecture, " in ", report->info.path, "\n\n", table.to_string());
+  const std::string text = str_cat("CPU instruction set: ", cpu_instruction_set(),
+                                   " (CADRE_CPU_ISA chooses another)\n\n", table.to_string());
+  if (report == nullptr) return text;
+  return str_cat(report->info.architecture, " in ", report->info.path, "\n", text);
 }
 
-int run_command(const CommonOptions& common) {
-  // Without --model the answer is about the machine, not about the bundled model.
+int run_command(const CommonOptions& common, bool device_given) {
+  // Without a model the answer is about the machine, not about the bundled model.
   std::optional<ModelReport> report;
-  if (!common.model.empty()) report = inspect_model(common.model, load_options(common));
-  const std::vector<Answer> answers = report ? answers_for(*report) : answers_in_general();
+  if (common.model.empty()) {
+    refuse_without_model(common);
+  } else {
+    report = inspect_model(model_path(common), load_options(common));
+    require_known_sub_configs(chosen_experts(common), *report);
+  }
+  std::vector<Answer> answers = report ? answers_for(*report) : answers_in_general(common);
+  select(answers, common, device_given);
   const ModelReport* model = report ? &*report : nullptr;
   if (common.json) {
     write_json(to_json(answers, model));
@@ -174,15 +211,24 @@ int run_command(const CommonOptions& common) {
 }  // namespace
 
 void add_backends(CLI::App& app, CommonOptions& common, Runner& run) {
+  auto model = std::make_shared<std::string>();
   CLI::App* command =
-      app.add_subcommand("backends", "List the experts backends: what runs here, and why not");
+      app.add_subcommand("backends", "List the experts backends: what runs, and why not");
   command->footer(
-      "Without --model: for a plain gated layer in every format. With it: for that model's "
-      "experts, "
-      "by\nsub-config. No weights are read.\n"
-      "Example: cadre backends --model Qwen/Qwen1.5-MoE-A2.7B");
+      "Without a MODEL: for a plain gated layer in every format. With one: for its experts, by "
+      "sub-config; no weights are read. --device and --experts show only the rows they name. "
+      "Environment: CADRE_CPU_ISA names the CPU's instruction set (portable, avx2, avx512, "
+      "avx512_bf16 or amx).\n"
+      "Example: cadre backends Qwen/Qwen1.5-MoE-A2.7B");
+  add_model_argument(*command, *model);
   add_common_options(*command, common);
-  command->callback([&run, &common] { run = [&common] { return run_command(common); }; });
+  hide_options(*command, {"--threads", "--prepack", "--dequantize", "--seed", "--decode-experts",
+                          "--no-graph"});
+  command->callback([&run, &common, model, command] {
+    run = [&common, model, command] {
+      return run_command(with_model(common, *model), command->count("--device") > 0);
+    };
+  });
 }
 
 }  // namespace cadre::cli

@@ -72,7 +72,9 @@ Tensor evaluate(Model& model, std::span<const TokenId> ids, const EvalOptions& o
 
 int run_command(const EvalOptions& options, const CommonOptions& common) {
   require_writable(options.out);
+  require_distinct(options.out, options.text);
   const std::unique_ptr<Model> model = load_model(common);
+  require_outside_model(options.out, model->info());
   require_context(model->info(), "--window", options.window);
   const std::vector<TokenId> ids = tokens_of(*model, options);
   const Tensor nll = evaluate(*model, ids, options, common);
@@ -82,6 +84,7 @@ int run_command(const EvalOptions& options, const CommonOptions& common) {
     write_safetensors(options.out, {&tensor, 1});
   }
   const int64_t count = nll->numel();
+  const int64_t left_out = static_cast<int64_t>(ids.size()) - nll->dim(0) * options.window;
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(nll->as<float>()[i]);
   const double mean = sum / static_cast<double>(count);
@@ -91,13 +94,18 @@ int run_command(const EvalOptions& options, const CommonOptions& common) {
                     {"num_tokens", count},
                     {"num_windows", nll->dim(0)},
                     {"window", options.window},
+                    {"left_out_tokens", left_out},
                     {"experts", model->get_experts_implementation()}});
   } else {
     char text[160];
     std::snprintf(text, sizeof text,
-                  "perplexity %.3f, mean negative log-likelihood %.5f over %lld tokens\n",
+                  "perplexity %.3f, mean negative log-likelihood %.5f over %lld tokens",
                   std::exp(mean), mean, static_cast<long long>(count));
-    write_stdout(text);
+    write_stdout(str_cat(
+        text,
+        left_out == 0 ? ""
+                      : str_cat("; the text's last ", left_out, " left out, too few for a window"),
+        "\n"));
   }
   return kExitDone;
 }
@@ -109,18 +117,16 @@ void add_eval(CLI::App& app, CommonOptions& common, Runner& run) {
   CLI::App* command = app.add_subcommand("eval", "Perplexity of a text");
   command->footer(
       "The text is cut into windows that do not overlap; every token of a window but its first is "
-      "predicted;\na last shorter window is left out.\n"
+      "predicted; a last shorter window is left out.\n"
       "Example: cadre eval --text heldout.txt --window 512 --dtype float32 --json");
-  command->add_option("--text", options->text, "The text; - reads standard input")
-      ->type_name("FILE")
+  add_text(*command, "--text", options->text, "FILE", "The text; - reads standard input")
       ->required();
   add_number(*command, "--window", options->window, int64_t{2}, int64_t{1} << 40,
              "Tokens of a window");
-  command
-      ->add_option("--out", options->out,
-                   "Write window_nll (windows, N-1) f32 to this safetensors file")
-      ->type_name("FILE");
+  add_text(*command, "--out", options->out, "FILE",
+           "Write window_nll (windows, N-1) f32 to this safetensors file");
   add_common_options(*command, common);
+  hide_options(*command, {"--seed", "--decode-experts", "--no-graph"});
   command->callback([&run, &common, options] {
     run = [&common, options] { return run_command(*options, common); };
   });

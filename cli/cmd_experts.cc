@@ -75,9 +75,18 @@ std::optional<double> relative_error(const Tensor& out, const TensorView& expect
   return difference == 0 ? 0 : std::sqrt(difference / norm);
 }
 
+void refuse_model(const CommonOptions& common) {
+  if (common.model.empty() && common.load.revision.empty()) return;
+  throw InvalidArgument(str_cat(
+      common.model.empty() ? "--revision " + common.load.revision : "--model " + common.model,
+      ": expected no model, the CASE file holds all that runs; leave it out"));
+}
+
 int run_command(const ExpertsOptions& options, const CommonOptions& common) {
+  refuse_model(common);
   const std::string name = chosen_backend(common);
   require_writable(options.out);
+  require_distinct(options.out, options.file);
   const ExpertsCase input = read_experts_case(options.file);
   ExpertsQuery query;
   query.config = input.config;
@@ -113,20 +122,18 @@ void add_experts(CLI::App& app, CommonOptions& common, Runner& run) {
   command->footer(
       "Needs --experts NAME; --dtype auto means float32 here. When the case holds an output, "
       "prints "
-      "how\nfar the result lies from it.\n"
-      "Example: cadre experts tests/data/experts/plain.safetensors --experts eager --out "
-      "out.safetensors");
-  command
-      ->add_option(
-          "CASE", options->file,
-          "A safetensors file: hidden_states, top_k_index, top_k_weights, weights and biases, "
-          "with the experts' configuration as header metadata")
-      ->type_name("FILE")
+      "how far the result lies from it.\n"
+      "Example: cadre experts case.safetensors --experts eager --out out.safetensors");
+  add_text(*command, "CASE", options->file, "FILE",
+           "A safetensors file: hidden_states, top_k_index, top_k_weights, weights and biases, "
+           "with the experts' configuration as header metadata")
       ->required();
-  command->add_option("--out", options->out, "Write output (T, H) f32 to this safetensors file")
-      ->type_name("FILE")
+  add_text(*command, "--out", options->out, "FILE",
+           "Write output (T, H) f32 to this safetensors file")
       ->required();
   add_common_options(*command, common);
+  hide_options(*command, {"--model", "--revision", "--prepack", "--dequantize", "--seed",
+                          "--decode-experts", "--no-graph"});
   command->callback([&run, &common, options] {
     run = [&common, options] { return run_command(*options, common); };
   });

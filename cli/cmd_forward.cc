@@ -68,7 +68,9 @@ Tensor run_forward(Model& model, const TokenBatch& batch, Captures* captures) {
 
 int run_command(const ForwardOptions& options, const CommonOptions& common) {
   require_writable(options.out);
+  require_distinct(options.out, options.inputs);
   const std::unique_ptr<Model> model = load_model(common);
+  require_outside_model(options.out, model->info());
   const TokenBatch batch = read_input_ids(options.inputs, model->info().vocab_size);
   require_context(model->info(), options.inputs, batch.num_tokens);
   Captures captures;
@@ -95,21 +97,19 @@ int run_command(const ForwardOptions& options, const CommonOptions& common) {
 void add_forward(CLI::App& app, CommonOptions& common, Runner& run) {
   auto options = std::make_shared<ForwardOptions>();
   CLI::App* command = app.add_subcommand("forward", "Compute the logits of token sequences");
-  command->footer(
-      "Example: cadre forward --inputs ids.safetensors --out logits.safetensors --dtype float32");
-  command
-      ->add_option("--inputs", options->inputs,
-                   "A safetensors file with input_ids (B, T) i64 or i32; other tensors are ignored")
-      ->type_name("FILE")
+  command->footer("Example: cadre forward --inputs ids.safetensors --out logits.safetensors");
+  add_text(*command, "--inputs", options->inputs, "FILE",
+           "A safetensors file with input_ids (B, T) i64 or i32; other tensors are ignored")
       ->required();
-  command->add_option("--out", options->out, "Write logits (B, T, V) f32 to this safetensors file")
-      ->type_name("FILE")
+  add_text(*command, "--out", options->out, "FILE",
+           "Write logits (B, T, V) f32 to this safetensors file")
       ->required();
   command->add_flag(
       "--capture-experts", options->capture_experts,
       "Also write moe<l>.hidden_states, .top_k_index, .top_k_weights and .output (the "
       "routed experts alone), rows sequence after sequence");
   add_common_options(*command, common);
+  hide_options(*command, {"--seed", "--decode-experts", "--no-graph"});
   command->callback([&run, &common, options] {
     run = [&common, options] { return run_command(*options, common); };
   });

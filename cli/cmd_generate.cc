@@ -49,6 +49,24 @@ std::string_view name_of(FinishReason reason) {
   return "stopped";
 }
 
+/// True when the context ended the sequence before the tokens asked for were there.
+bool met_context_end(const GenerationResult& result, size_t sequence, int64_t max_new_tokens) {
+  return result.finish_reasons[sequence] == FinishReason::kLength &&
+         static_cast<int64_t>(result.token_ids[sequence].size()) < max_new_tokens;
+}
+
+void note_context_end(const Outcome& outcome, const ModelInfo& info, int64_t max_new_tokens,
+                      bool quiet) {
+  for (size_t i = 0; i < outcome.result.token_ids.size(); ++i) {
+    if (!met_context_end(outcome.result, i, max_new_tokens)) continue;
+    note(str_cat("cadre generate: the context of ", info.max_position_embeddings,
+                 " tokens is full: stopped after ", outcome.result.token_ids[i].size(), " of ",
+                 max_new_tokens, " new tokens"),
+         quiet);
+    return;
+  }
+}
+
 void refuse_chat(const std::string& model, const std::string& revision) {
   const std::filesystem::path folder = resolve_model_path(model, revision);
   throw Unsupported(str_cat("--chat: ", folder.string(),
@@ -63,6 +81,7 @@ void check_options(const GenerateOptions& options, const CommonOptions& common, 
   }
   validate(options.generation.sampling);
   require_writable(options.out);
+  require_distinct(options.out, options.input_ids);
   if (options.chat) refuse_chat(model_path(common), common.load.revision);
   if (!options.image.empty()) {
     const ModelInfo info = inspect_model(model_path(common), load_options(common)).info;
@@ -139,20 +158,21 @@ Outcome generate_ids(Model& model, const GenerateOptions& options, const CommonO
 }
 
 /// The continuations as (B, N) i64. N is the number of tokens asked for, less only where the
-/// context ended; a sequence that met an end-of-sequence id repeats that id up to N.
+/// context ended or Ctrl-C stopped (then what all running sequences have); a sequence that met an
+/// end-of-sequence id repeats that id up to N.
 void write_output_ids(const std::string& path, const GenerationResult& result,
                       int64_t max_new_tokens) {
   int64_t columns = max_new_tokens;
   for (size_t i = 0; i < result.token_ids.size(); ++i) {
-    if (result.finish_reasons[i] == FinishReason::kLength) {
-      columns = static_cast<int64_t>(result.token_ids[i].size());
-    }
+    if (result.finish_reasons[i] == FinishReason::kEos) continue;
+    columns = std::min(columns, static_cast<int64_t>(result.token_ids[i].size()));
   }
   const auto rows = static_cast<int64_t>(result.token_ids.size());
   const Tensor ids(DType::kI64, {rows, columns});
   auto* out = ids->as<int64_t>();
   for (const std::vector<TokenId>& row : result.token_ids) {
-    int64_t* end = std::copy(row.begin(), row.end(), out);
+    const auto length = std::min(columns, static_cast<int64_t>(row.size()));
+    int64_t* end = std::copy(row.begin(), row.begin() + length, out);
     out += columns;
     std::fill(end, out, row.empty() ? 0 : row.back());
   }
@@ -175,6 +195,7 @@ Json stats_json(const Outcome& outcome) {
           {"decode_tokens_per_second", per_second(result.decode_tokens, result.decode_seconds)},
           {"prefill_experts", result.prefill_experts},
           {"decode_experts", result.decode_experts},
+          {"cpu_isa", cpu_instruction_set()},
           {"mapped_bytes", memory.mapped_bytes},
           {"added_bytes", memory.added_bytes},
           {"workspace_bytes", memory.workspace_bytes},
@@ -194,17 +215,20 @@ std::string stats_text(const Outcome& outcome) {
   return str_cat(
       "prefill: ", stage(result.prompt_tokens, result.prefill_seconds, result.prefill_experts),
       "\ndecode:  ", stage(result.decode_tokens, result.decode_seconds, result.decode_experts),
-      "\nmemory:  mapped ", format_bytes(memory.mapped_bytes), ", added ",
-      format_bytes(memory.added_bytes), ", workspace ", format_bytes(memory.workspace_bytes),
-      ", KV cache ", format_bytes(memory.kv_cache_bytes));
+      "\ncpu:     ", cpu_instruction_set(), "\nmemory:  mapped ", format_bytes(memory.mapped_bytes),
+      ", added ", format_bytes(memory.added_bytes), ", workspace ",
+      format_bytes(memory.workspace_bytes), ", KV cache ", format_bytes(memory.kv_cache_bytes));
 }
 
 Json outcome_json(const Outcome& outcome, const GenerateOptions& options) {
   Json json = Json::object();
   json["output_ids"] = outcome.result.token_ids;
   json["finish_reasons"] = Json::array();
-  for (const FinishReason reason : outcome.result.finish_reasons) {
-    json["finish_reasons"].push_back(name_of(reason));
+  for (size_t i = 0; i < outcome.result.finish_reasons.size(); ++i) {
+    json["finish_reasons"].push_back(
+        met_context_end(outcome.result, i, options.generation.max_new_tokens)
+            ? "context"
+            : name_of(outcome.result.finish_reasons[i]));
   }
   if (options.input_ids.empty()) json["text"] = outcome.text;
   if (options.stats) json["stats"] = stats_json(outcome);
@@ -217,26 +241,33 @@ std::string ids_text(const GenerationResult& result) {
   return text;
 }
 
-int run_generate(GenerateOptions& options, const CommonOptions& common, bool has_prompt) {
-  options.generation.sampling.seed = common.seed;
-  check_options(options, common, has_prompt);
-  const std::unique_ptr<Model> model = load_model(common);
-  options.generation.eos_token_ids = model->info().eos_token_ids;
-  const Outcome outcome =
-      has_prompt ? generate_text(*model, options, common) : generate_ids(*model, options, common);
-  if (interrupt_signal() != 0) return kExitSignal + interrupt_signal();
-  if (outcome.reader_gone) return kExitDone;
+/// Everything that a run gives beyond the text, which came out as it was produced.
+void give_outcome(const Outcome& outcome, const GenerateOptions& options, bool json,
+                  bool has_prompt) {
   if (!options.out.empty()) {
     const InterruptGuard guard;
     write_output_ids(options.out, outcome.result, options.generation.max_new_tokens);
   }
-  if (common.json) {
+  if (json) {
     write_json(outcome_json(outcome, options));
   } else if (!has_prompt && options.out.empty()) {
     write_stdout(ids_text(outcome.result));
   }
-  if (options.stats && !common.json) note(stats_text(outcome), false);
-  return kExitDone;
+  if (options.stats && !json) note(stats_text(outcome), false);
+}
+
+int run_generate(GenerateOptions& options, const CommonOptions& common, bool has_prompt) {
+  options.generation.sampling.seed = common.seed;
+  check_options(options, common, has_prompt);
+  const std::unique_ptr<Model> model = load_model(common);
+  require_outside_model(options.out, model->info());
+  options.generation.eos_token_ids = model->info().eos_token_ids;
+  const Outcome outcome =
+      has_prompt ? generate_text(*model, options, common) : generate_ids(*model, options, common);
+  if (outcome.reader_gone) return kExitDone;
+  note_context_end(outcome, model->info(), options.generation.max_new_tokens, common.quiet);
+  give_outcome(outcome, options, common.json, has_prompt);
+  return interrupt_signal() != 0 ? kExitSignal + interrupt_signal() : kExitDone;
 }
 
 void add_sampling_options(CLI::App& command, SamplingOptions& sampling, CLI::Option* input_ids) {
@@ -264,24 +295,20 @@ void add_generate(CLI::App& app, CommonOptions& common, Runner& run) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt");
   command->footer(
-      "Prints the continuation alone, as it is produced. Ctrl-C stops after the next token, exit "
-      "130.\nExamples:\n  cadre generate \"Call me\" --max-new-tokens 40\n"
-      "  cadre generate --input-ids prompts.safetensors --out continued.safetensors --stats");
+      "Prints the continuation alone, as it is produced. Ctrl-C stops after the next token; --out, "
+      "--json and --stats then give what was done, exit 130.\nExamples:\n  cadre generate \"Call "
+      "me\" --max-new-tokens 40\n"
+      "  cadre generate --input-ids prompts.safetensors --out continued.safetensors");
   CLI::Option* prompt =
       command->add_option("PROMPT", options->prompt, "The text to continue; - reads standard input")
           ->type_name("TEXT");
   CLI::Option* input_ids =
-      command
-          ->add_option("--input-ids", options->input_ids,
-                       "Continue input_ids (B, T) of a safetensors file, greedily, in place of a "
-                       "PROMPT")
-          ->type_name("FILE")
+      add_text(*command, "--input-ids", options->input_ids, "FILE",
+               "Continue input_ids (B, T) of a safetensors file, greedily, in place of a PROMPT")
           ->excludes(prompt);
-  command
-      ->add_option("--out", options->out,
-                   "Write output_ids (B, N) i64, the continuations; a sequence that ended early "
-                   "repeats its end-of-sequence id")
-      ->type_name("FILE")
+  add_text(*command, "--out", options->out, "FILE",
+           "Write output_ids (B, N) i64, the continuations; a sequence that ended early repeats "
+           "its end-of-sequence id")
       ->needs(input_ids);
   add_number(*command, "--max-new-tokens", options->generation.max_new_tokens, int64_t{1},
              int64_t{1} << 40, "Stop after this many tokens");
@@ -289,11 +316,12 @@ void add_generate(CLI::App& app, CommonOptions& common, Runner& run) {
   command->add_flag("--ignore-eos", options->generation.ignore_eos,
                     "Go on after an end-of-sequence token");
   command->add_flag("--chat", options->chat, "Put the prompt into the model's chat template");
-  command->add_option("--image", options->image, "Show the model this image (vision models)")
-      ->type_name("FILE");
-  command->add_flag("--stats", options->stats,
-                    "Tokens/s of prefill and decode, the backend of each and memory, on standard "
-                    "error (with --json: in the object)");
+  add_text(*command, "--image", options->image, "FILE",
+           "Show the model this image (vision models)");
+  command->add_flag(
+      "--stats", options->stats,
+      "Tokens/s of prefill and decode, the backend of each, the CPU's instruction set "
+      "and memory, on standard error (with --json: in the object)");
   add_common_options(*command, common);
   command->callback([&run, &common, options, prompt] {
     run = [&common, options, prompt] {

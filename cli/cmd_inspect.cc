@@ -1,10 +1,12 @@
 // cadre inspect: what a checkpoint holds, and whether every tensor is accounted for. Reads headers
 // only.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
 #include "exit_codes.h"
 #include "output.h"
+#include "session.h"
 #include "table.h"
 
 namespace cadre::cli {
@@ -53,6 +55,17 @@ std::map<std::string, size_t> bytes_per_dtype(const ModelReport& report) {
   return bytes;
 }
 
+/// What does not fit, in ModelReport::missing: those entries say where and what was expected; that
+/// of an absent tensor is "name [shape]".
+int64_t num_unfit(const ModelReport& report) {
+  return std::count_if(report.missing.begin(), report.missing.end(),
+                       [](const std::string& fault) { return fault.find(": ") != fault.npos; });
+}
+
+int64_t num_missing(const ModelReport& report) {
+  return static_cast<int64_t>(report.missing.size()) - num_unfit(report);
+}
+
 Json to_json(const ModelReport& report) {
   const ModelInfo& info = report.info;
   Json experts = Json::object();
@@ -73,6 +86,8 @@ Json to_json(const ModelReport& report) {
           {"bytes_per_part", report.bytes_per_part},
           {"used", to_json(report.used)},
           {"missing", report.missing},
+          {"num_missing", num_missing(report)},
+          {"num_unfit", num_unfit(report)},
           {"left_over", to_json(report.left_over)}};
 }
 
@@ -101,8 +116,9 @@ std::string facts_text(const ModelReport& report) {
   }
   facts.add_row({"formats", join(formats)});
   facts.add_row({"computes in", std::string(name_of(info.compute_dtype))});
-  facts.add_row({"tensors", str_cat(report.used.size(), " used, ", report.missing.size(),
-                                    " missing, ", report.left_over.size(), " left over")});
+  facts.add_row({"tensors", str_cat(report.used.size(), " used, ", num_unfit(report), " unfit, ",
+                                    num_missing(report), " missing, ", report.left_over.size(),
+                                    " left over")});
   return facts.to_string();
 }
 
@@ -130,7 +146,8 @@ std::string tensors_text(const std::vector<TensorReport>& tensors) {
 std::string to_text(const ModelReport& report, bool list_tensors) {
   std::string text = str_cat(facts_text(report), "\n", parts_text(report));
   if (list_tensors) text += "\n" + tensors_text(report.used);
-  if (!report.missing.empty()) text += "\nmissing:\n  " + join(report.missing, "\n  ") + "\n";
+  if (!report.missing.empty())
+    text += "\nmissing or unfit:\n  " + join(report.missing, "\n  ") + "\n";
   if (!report.left_over.empty()) text += "\nleft over:\n" + tensors_text(report.left_over);
   return text;
 }
@@ -141,17 +158,14 @@ void require_complete(const ModelReport& report) {
       report.missing.empty() ? report.left_over.front().name : report.missing.front();
   throw CheckpointError(str_cat(
       report.info.path, ": expected exactly the tensors of ", report.info.architecture, ", got ",
-      report.missing.size(), " missing and ", report.left_over.size(), " left over (first: ", first,
-      "); the checkpoint is incomplete or its config.json is another model's: fetch it again"));
+      num_unfit(report), " unfit, ", num_missing(report), " missing and ", report.left_over.size(),
+      " left over (first: ", first, "); check config.json or fetch the checkpoint again"));
 }
 
-int run_command(const InspectOptions& options, const CommonOptions& common) {
-  if (!options.model.empty() && !common.model.empty()) {
-    throw InvalidArgument(str_cat("expected one model, got ", options.model, " and --model ",
-                                  common.model, "; leave out one"));
-  }
-  const std::string path = options.model.empty() ? model_path(common) : options.model;
-  const ModelReport report = inspect_model(path, load_options(common));
+int run_command(const InspectOptions& options, const CommonOptions& given) {
+  const CommonOptions common = with_model(given, options.model);
+  const ModelReport report = inspect_model(model_path(common), load_options(common));
+  require_known_sub_configs(chosen_experts(common), report);
   if (common.json) {
     write_json(to_json(report));
   } else {
@@ -167,16 +181,14 @@ void add_inspect(CLI::App& app, CommonOptions& common, Runner& run) {
   auto options = std::make_shared<InspectOptions>();
   CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint holds");
   command->footer(
-      "Architecture, experts, formats, bytes per part, and which tensors are used, missing or left "
-      "over;\nexit 3 when some are missing or left over. No weights are read.\n"
+      "Architecture, experts, formats, bytes per part, and which tensors are used, unfit, missing "
+      "or left over; exit 3 unless all are used and none is missing. No weights are read.\n"
       "Example: cadre inspect Qwen/Qwen1.5-MoE-A2.7B --json");
-  command
-      ->add_option(
-          "MODEL", options->model,
-          "A folder in the hub's layout or a hub id (default: --model, else the bundled model)")
-      ->type_name("MODEL");
+  add_model_argument(*command, options->model);
   command->add_flag("--tensors", options->tensors, "List every tensor (--json always does)");
   add_common_options(*command, common);
+  hide_options(*command, {"--device", "--experts", "--threads", "--prepack", "--dequantize",
+                          "--seed", "--decode-experts", "--no-graph"});
   command->callback([&run, &common, options] {
     run = [&common, options] { return run_command(*options, common); };
   });

@@ -1,4 +1,4 @@
-// How --help looks: descriptions wrapped to the page, no internals.
+// How --help looks: all text wrapped to a terminal of 80 columns, no internals.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -12,6 +12,10 @@ class HelpFormatter : public CLI::Formatter {
   HelpFormatter();
   std::string make_option_opts(const CLI::Option* option) const override;
   std::string make_option_desc(const CLI::Option* option) const override;
+  /// Lines that start with "Example" or a space are command lines and stay whole.
+  std::string make_footer(const CLI::App* app) const override;
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override;
 };
 
 /// `text` in lines of at most `columns` characters, broken at spaces.

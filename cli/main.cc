@@ -2,6 +2,7 @@
 // what it throws into one message and an exit status.
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
+#include <algorithm>
 #include <csignal>
 #include <string>
 #include <vector>
@@ -18,16 +19,27 @@ namespace cadre::cli {
 namespace {
 
 constexpr const char* kAbout =
-    "Runs Mixture-of-Experts language models; their experts run on interchangeable backends.";
+    "Runs Mixture-of-Experts language models, the experts on interchangeable backends.";
 constexpr const char* kFooter =
+    "cadre help COMMAND or cadre COMMAND --help tells its options.\n"
+    "Environment: CADRE_EXPERTS_IMPLEMENTATION is what --experts defaults to; CADRE_CPU_ISA names "
+    "the CPU's instruction set (portable, avx2, avx512, avx512_bf16 or amx; default: the best one, "
+    "which cadre backends shows); CADRE_ASSETS is the folder of the bundled model.\n"
     "Exit status: 0 done, 2 wrong usage, 3 bad checkpoint or input, 4 not supported here, 5 device "
-    "or\nmemory failure, 1 anything else, 130 stopped by Ctrl-C.\n"
+    "or memory failure, 1 anything else, 130 stopped by Ctrl-C.\n"
     "Example: cadre generate \"In the beginning\" --max-new-tokens 20";
 
-/// "cadre generate", or "cadre" before a subcommand is known.
+/// The subcommand that the user chose, down to the last word; `app` itself before there is one.
+const CLI::App& chosen_command(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : chosen_command(*chosen.back());
+}
+
+/// "cadre bench experts", or "cadre" before a subcommand is known.
 std::string name_of_call(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
-  return chosen.empty() ? "cadre" : "cadre " + chosen.back()->get_name();
+  if (chosen.empty()) return app.get_name();
+  return str_cat(app.get_name(), " ", name_of_call(*chosen.back()));
 }
 
 std::vector<std::string> option_names(const CLI::App& command) {
@@ -46,34 +58,106 @@ std::vector<std::string> subcommand_names(const CLI::App& app) {
   return names;
 }
 
+bool takes_positionals(const CLI::App& command) {
+  return !command.get_options([](const CLI::Option* option) { return option->get_positional(); })
+              .empty();
+}
+
 std::string describe_unknown(const CLI::App& app, const std::string& word) {
-  const auto chosen = app.get_subcommands();
+  const CLI::App& command = chosen_command(app);
   if (word.starts_with("-")) {
-    const CLI::App& command = chosen.empty() ? app : *chosen.back();
     const std::string name = word.substr(0, word.find('='));
-    return str_cat("unknown option ", name, did_you_mean(name, option_names(command)));
+    return str_cat("unknown option ", name, did_you_mean(name, option_names(command)),
+                   takes_positionals(command)
+                       ? "; an argument that begins with \"-\" goes last, after \"--\""
+                       : "");
   }
-  if (!chosen.empty()) {
-    return str_cat("unexpected argument \"", word, "\"; put quotes around text of several words");
+  const std::vector<std::string> names = subcommand_names(command);
+  if (names.empty()) {
+    const bool takes_text = command.get_option_no_throw("PROMPT") != nullptr;
+    return str_cat("unexpected argument \"", word, "\"",
+                   takes_text ? "; put quotes around text of several words" : "");
   }
-  const std::vector<std::string> names = subcommand_names(app);
   return str_cat("unknown command \"", word, "\", expected one of ", join(names),
                  did_you_mean(word, names));
 }
 
+/// An option given more often than it may be; null when there is none.
+const CLI::Option* repeated_option(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    const int most = std::max(1, option->get_items_expected_max());
+    if (option->results().size() > static_cast<size_t>(most)) return option;
+  }
+  return nullptr;
+}
+
+/// CLI11's errors in our own words.
+std::string describe(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const CLI::App& command = chosen_command(app);
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    if (const CLI::Option* option = repeated_option(command)) {
+      return str_cat(option->get_name(), ": expected once, got it ", option->results().size(),
+                     " times; leave out all but one");
+    }
+    return str_cat(text.substr(0, text.find(':')), ": expected a value after it, got nothing");
+  }
+  if (const size_t at = text.find(" excludes "); at != text.npos) {
+    return str_cat(text.substr(0, at), " and ", text.substr(at + 10),
+                   " do not go together; leave out one");
+  }
+  if (text.starts_with("A subcommand")) {
+    return str_cat("expected a subcommand, one of ", join(subcommand_names(command)));
+  }
+  return text;
+}
+
 int usage_error(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = app.remaining(true);
-  const std::string what = unknown.empty() ? error.what() : describe_unknown(app, unknown.front());
+  const std::string what =
+      unknown.empty() ? describe(app, error) : describe_unknown(app, unknown.front());
   const std::string call = name_of_call(app);
   note(str_cat(call, ": ", what, "; see ", call, " --help"), false);
   return kExitUsage;
 }
 
-int run_command_line(CLI::App& app, const Runner& run, int argc, char** argv) {
+/// Our errors, without a prefix that repeats the command's name.
+void report_error(const CLI::App& app, std::string_view what) {
+  const std::string call = name_of_call(app);
+  const std::string repeated = call.substr(call.rfind(' ') + 1) + ": ";
+  if (what.starts_with(repeated)) what.remove_prefix(repeated.size());
+  note(str_cat(call, ": ", what), false);
+}
+
+/// The command line without the command itself; `help COMMAND` becomes `COMMAND --help`.
+std::vector<std::string> arguments_of(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  if (!arguments.empty() && arguments.front() == "help") {
+    arguments.erase(arguments.begin());
+    arguments.push_back("--help");
+  }
+  return arguments;
+}
+
+/// `--option=` would take the next word as its value; it comes from a shell variable that is unset.
+void refuse_empty_values(const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    if (argument == "--") return;
+    if (!argument.starts_with("--") || argument.find('=') + 1 != argument.size()) continue;
+    throw InvalidArgument(str_cat(argument.substr(0, argument.size() - 1),
+                                  ": expected a value after \"=\", got nothing; is a shell "
+                                  "variable unset?"));
+  }
+}
+
+int run_command_line(CLI::App& app, const Runner& run, std::vector<std::string> arguments) {
+  refuse_empty_values(arguments);
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes a stack
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(arguments));
     return run();
-  } catch (const CLI::CallForHelp&) {
+  } catch (const CLI::CallForHelp& help) {
+    if (app.get_subcommands().empty() && !app.remaining().empty()) return usage_error(app, help);
     write_stdout(app.help());
     return kExitDone;
   } catch (const CLI::CallForVersion& version) {
@@ -99,13 +183,12 @@ int run(int argc, char** argv) {
   add_inspect(app, common, run);
   add_eval(app, common, run);
   try {
-    return run_command_line(app, run, argc, argv);
+    return run_command_line(app, run, arguments_of(argc, argv));
   } catch (const std::bad_alloc&) {
-    note(str_cat(name_of_call(app), ": out of memory; use a smaller model, batch or context"),
-         false);
+    report_error(app, "out of memory; use a smaller model, batch or context");
     return kExitDevice;
   } catch (const std::exception& error) {
-    note(str_cat(name_of_call(app), ": ", error.what()), false);
+    report_error(app, error.what());
     return exit_code_of(error);
   }
 }
@@ -115,7 +198,6 @@ int run(int argc, char** argv) {
 }  // namespace cadre::cli
 
 int main(int argc, char** argv) {
-  // A reader that has seen enough (`cadre generate ... | head`) is no failure; writes report it.
-  std::signal(SIGPIPE, SIG_IGN);
+  cadre::cli::prepare_signals();
   return cadre::cli::run(argc, argv);
 }

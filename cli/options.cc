@@ -2,7 +2,9 @@
 
 #include <CLI/Config.hpp>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "bundled_model.h"
 #include "cadre/thread_pool.h"
@@ -37,9 +39,9 @@ void check_backend(std::string_view source, const std::string& name) {
 
 ExpertsImplementation parse_experts_map(std::string_view source, std::string_view text) {
   const auto refuse = [&](std::string_view why) {
-    throw InvalidArgument(
-        str_cat(source, ": expected a JSON object of sub-config to backend name, ",
-                "like {\"text_config\":\"grouped_mm\"}, got ", text, " (", why, ")"));
+    throw InvalidArgument(str_cat(source,
+                                  ": expected a JSON object of sub-config to backend name, ",
+                                  "like {\"\":\"grouped_mm\"}, got ", text, " (", why, ")"));
   };
   ExpertsImplementation map;
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -52,15 +54,11 @@ ExpertsImplementation parse_experts_map(std::string_view source, std::string_vie
 }
 
 void add_model_options(CLI::App& command, CommonOptions& common) {
-  command
-      .add_option("--model", common.model,
-                  "A folder in the hub's layout or a hub id in the local cache (default: the "
-                  "bundled model)")
-      ->type_name("MODEL");
-  command
-      .add_option("--revision", common.load.revision,
-                  "Branch, tag or commit of a hub id (default: refs/main)")
-      ->type_name("REV");
+  add_text(command, "--model", common.model, "MODEL",
+           "A folder in the hub's layout or a hub id in the local cache (default: the bundled "
+           "model)");
+  add_text(command, "--revision", common.load.revision, "REV",
+           "Branch, tag or commit of a hub id (default: refs/main)");
   command
       .add_option_function<std::string>(
           "--device",
@@ -77,11 +75,15 @@ void add_model_options(CLI::App& command, CommonOptions& common) {
           "Compute in auto (the checkpoint's own), float32, bfloat16 or float16")
       ->type_name("DTYPE")
       ->default_str("auto");
+}
+
+void add_experts_option(CLI::App& command, CommonOptions& common) {
   command
       .add_option_function<std::string>(
           "--experts",
           [&common](const std::string& text) { common.experts = parse_experts("--experts", text); },
-          "Experts backend: a NAME, or JSON per sub-config like '{\"text_config\":\"eager\"}' "
+          "Experts backend: a NAME, or JSON of sub-config (\"\": the whole model) to NAME like "
+          "'{\"\":\"eager\"}' "
           "(default: $CADRE_EXPERTS_IMPLEMENTATION, else grouped_mm where it runs, else eager)")
       ->type_name("NAME|JSON");
 }
@@ -138,13 +140,92 @@ void add_choice(CLI::App& command, const std::string& name, std::vector<std::str
       ->default_str(first);
 }
 
-void add_common_options(CLI::App& command, CommonOptions& common) {
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> items(1);
+  for (const char c : text) {
+    if (c == ',') {
+      items.emplace_back();
+    } else {
+      items.back() += c;
+    }
+  }
+  return items;
+}
+
+void add_numbers(CLI::App& command, const std::string& name, std::vector<int64_t>& values,
+                 int64_t min, int64_t max, const std::string& help) {
+  command
+      .add_option_function<std::string>(
+          name,
+          [name, &values, min, max](const std::string& text) {
+            values.clear();
+            for (const std::string& item : split_list(text)) {
+              values.push_back(parse_number<int64_t>(name, item, min, max));
+            }
+          },
+          help)
+      ->type_name("N,N,...")
+      ->default_str(join(values, ","));
+}
+
+void add_backends_option(CLI::App& command, std::vector<std::string>& names) {
+  command
+      .add_option_function<std::string>(
+          "--experts",
+          [&names](const std::string& text) {
+            names.clear();
+            if (text == "all") return;
+            names = split_list(text);
+            for (const std::string& name : names) check_backend("--experts", name);
+          },
+          "Backends, or all that can run here")
+      ->type_name("NAME,NAME,...|all")
+      ->default_str(names.empty() ? "all" : join(names, ","));
+}
+
+void add_common_options(CLI::App& command, CommonOptions& common, ExpertsOption experts) {
   command.option_defaults()->group("Common options");
   add_model_options(command, common);
+  if (experts == ExpertsOption::kCommon) add_experts_option(command, common);
   add_run_options(command, common);
   command.add_flag("--quiet", common.quiet, "No progress bars and notes on standard error");
   command.add_flag("--json", common.json, "One JSON object on standard output and nothing else");
   command.option_defaults()->group("Options");
+}
+
+void hide_options(CLI::App& command, const std::vector<std::string>& names) {
+  for (const std::string& name : names) command.get_option(name)->group("");
+}
+
+CLI::Option* add_text(CLI::App& command, const std::string& name, std::string& value,
+                      const std::string& type_name, const std::string& help) {
+  return command
+      .add_option_function<std::string>(
+          name,
+          [name, &value](const std::string& text) {
+            if (text.empty()) {
+              throw InvalidArgument(str_cat(
+                  name, ": expected a value, got an empty one; is a shell variable unset?"));
+            }
+            value = text;
+          },
+          help)
+      ->type_name(type_name);
+}
+
+void add_model_argument(CLI::App& command, std::string& model) {
+  add_text(command, "MODEL", model, "MODEL",
+           "A folder in the hub's layout or a hub id, in place of --model");
+}
+
+CommonOptions with_model(CommonOptions common, const std::string& argument) {
+  if (argument.empty()) return common;
+  if (!common.model.empty()) {
+    throw InvalidArgument(str_cat("expected one model, got ", argument, " and --model ",
+                                  common.model, "; leave out one"));
+  }
+  common.model = argument;
+  return common;
 }
 
 ExpertsImplementation parse_experts(std::string_view source, std::string_view text) {
@@ -163,7 +244,14 @@ ExpertsImplementation chosen_experts(const CommonOptions& common) {
 }
 
 std::string model_path(const CommonOptions& common) {
-  return common.model.empty() ? bundled_model_path() : common.model;
+  const std::string path = common.model.empty() ? bundled_model_path() : common.model;
+  std::error_code ignored;
+  if (!common.load.revision.empty() && std::filesystem::is_directory(path, ignored)) {
+    throw InvalidArgument(str_cat("--revision ", common.load.revision,
+                                  ": expected a hub id as the model, got the folder ", path,
+                                  "; a folder has no revisions: leave out --revision"));
+  }
+  return path;
 }
 
 LoadOptions load_options(const CommonOptions& common) {

@@ -27,7 +27,24 @@ struct CommonOptions {
   bool no_graph = false;  // acts on GPUs
 };
 
-void add_common_options(CLI::App& command, CommonOptions& common);
+/// Who declares --experts: all commands take one backend, benchmarks take several.
+enum class ExpertsOption : uint8_t { kCommon, kOwn };
+
+/// Every command takes all of them.
+void add_common_options(CLI::App& command, CommonOptions& common,
+                        ExpertsOption experts = ExpertsOption::kCommon);
+
+/// Leaves options that do nothing for a command out of its help.
+void hide_options(CLI::App& command, const std::vector<std::string>& names);
+
+/// An option or argument of text. An empty text, such as an unset shell variable gives, is refused.
+CLI::Option* add_text(CLI::App& command, const std::string& name, std::string& value,
+                      const std::string& type_name, const std::string& help);
+
+/// MODEL as an argument, which may stand in place of --model.
+void add_model_argument(CLI::App& command, std::string& model);
+/// `common` with that argument as its model. Throws InvalidArgument when both were given.
+CommonOptions with_model(CommonOptions common, const std::string& argument);
 
 /// An option that takes one of `choices`; `use` gets the choice.
 void add_choice(CLI::App& command, const std::string& name, std::vector<std::string> choices,
@@ -63,6 +80,18 @@ CLI::Option* add_number(CLI::App& command, const std::string& name, T& value, T 
       ->default_str(str_cat(value));
 }
 
+/// An option that takes numbers in [min, max], separated by commas; `values` is the default that
+/// the help shows.
+void add_numbers(CLI::App& command, const std::string& name, std::vector<int64_t>& values,
+                 int64_t min, int64_t max, const std::string& help);
+
+/// --experts of a benchmark: `names` gets the backends named, separated by commas; "all" becomes an
+/// empty list.
+void add_backends_option(CLI::App& command, std::vector<std::string>& names);
+
+/// "a,b" as {"a", "b"}; always one item at least.
+std::vector<std::string> split_list(const std::string& text);
+
 /// `text` is a backend's name or a JSON object of sub-config to name; `source` is the option or
 /// variable it came from. Unknown names are refused, with the nearest one.
 ExpertsImplementation parse_experts(std::string_view source, std::string_view text);
@@ -71,7 +100,7 @@ ExpertsImplementation parse_experts(std::string_view source, std::string_view te
 /// choice.
 ExpertsImplementation chosen_experts(const CommonOptions& common);
 
-/// The named model, else the bundled one.
+/// The named model, else the bundled one. Throws InvalidArgument for a revision of a folder.
 std::string model_path(const CommonOptions& common);
 
 /// For from_pretrained and inspect_model.

@@ -124,6 +124,43 @@ TEST(Options, TheVariableChoosesTheExpertsUnlessTheOptionDoes) {
   unsetenv("CADRE_EXPERTS_IMPLEMENTATION");
 }
 
+TEST(Options, AnEmptyTextIsRefusedWithItsOptionsName) {
+  for (const char* name : {"--model", "--revision", "--experts", "--device", "--dtype"}) {
+    const std::string text = message_of<InvalidArgument>({name, ""});
+    EXPECT_NE(text.find("expected"), std::string::npos) << name << ": " << text;
+  }
+  EXPECT_NE(message_of<InvalidArgument>({"--model", ""}).find("--model"), std::string::npos);
+}
+
+TEST(Options, AHiddenOptionIsTakenButNotShown) {
+  CommonOptions common;
+  CLI::App app;
+  add_common_options(app, common);
+  hide_options(app, {"--seed"});
+  EXPECT_EQ(app.help().find("--seed"), std::string::npos);
+  EXPECT_NE(app.help().find("--threads"), std::string::npos);
+  app.parse(std::vector<std::string>{"7", "--seed"});
+  EXPECT_EQ(common.seed, 7u);
+}
+
+TEST(Options, TheModelMayBeAnArgumentOrAnOptionButNotBoth) {
+  CommonOptions common;
+  EXPECT_EQ(with_model(common, "a").model, "a");
+  common.model = "b";
+  EXPECT_EQ(with_model(common, "").model, "b");
+  EXPECT_THROW(with_model(common, "a"), InvalidArgument);
+}
+
+TEST(Options, ARevisionBelongsToAHubIdAndNotToAFolder) {
+  CommonOptions common;
+  common.model = CADRE_ASSETS "/tiny-moe";
+  EXPECT_EQ(model_path(common), common.model);
+  common.load.revision = "v2";
+  EXPECT_THROW(model_path(common), InvalidArgument);
+  common.model = "nobody/nothing";
+  EXPECT_EQ(model_path(common), common.model);
+}
+
 TEST(Options, NumbersAreReadWholeAndInRange) {
   EXPECT_EQ(parse_number<int>("--n", "12", 0, 20), 12);
   EXPECT_FLOAT_EQ(parse_number<float>("--n", "0.25", 0.0f, 1.0f), 0.25f);
@@ -133,6 +170,44 @@ TEST(Options, NumbersAreReadWholeAndInRange) {
   for (const char* text : {"nan", "inf", "-0.1", "1e", "1.1"}) {
     EXPECT_THROW(parse_number<float>("--n", text, 0.0f, 1.0f), InvalidArgument) << text;
   }
+}
+
+/// What `arguments` leave of a list of numbers and a list of backends.
+std::pair<std::vector<int64_t>, std::vector<std::string>> parse_lists(
+    std::vector<std::string> arguments) {
+  std::vector<int64_t> numbers = {7};
+  std::vector<std::string> backends = {"grouped_mm"};
+  CLI::App app;
+  add_numbers(app, "--tokens", numbers, 1, 100, "help");
+  add_backends_option(app, backends);
+  std::reverse(arguments.begin(), arguments.end());
+  app.parse(arguments);
+  return {numbers, backends};
+}
+
+TEST(Options, ListsReplaceTheirDefaults) {
+  using Lists = std::pair<std::vector<int64_t>, std::vector<std::string>>;
+  EXPECT_EQ(parse_lists({}), (Lists{{7}, {"grouped_mm"}}));
+  EXPECT_EQ(parse_lists({"--tokens", "1,100,5", "--experts", "eager,batched_mm"}),
+            (Lists{{1, 100, 5}, {"eager", "batched_mm"}}));
+  EXPECT_EQ(parse_lists({"--experts", "all"}), (Lists{{7}, {}}));  // all: no name at all
+}
+
+TEST(Options, EveryItemOfAListIsChecked) {
+  for (const char* text : {"0", "101", "1,", ",1", "1,,2", "1 2", "", "x"}) {
+    EXPECT_THROW(parse_lists({"--tokens", text}), InvalidArgument) << text;
+  }
+  for (const char* text : {"nope", "eager,nope", "eager,", ""}) {
+    EXPECT_THROW(parse_lists({"--experts", text}), InvalidArgument) << text;
+  }
+}
+
+TEST(Options, ABenchmarkBringsItsOwnExperts) {
+  CommonOptions common;
+  CLI::App app;
+  add_common_options(app, common, ExpertsOption::kOwn);
+  EXPECT_EQ(app.get_option_no_throw("--experts"), nullptr);
+  EXPECT_NE(app.get_option_no_throw("--seed"), nullptr);
 }
 
 }  // namespace

@@ -40,18 +40,25 @@ void note(std::string_view text, bool quiet) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-void require_writable(const std::filesystem::path& path) {
+void require_writable(const std::filesystem::path& path, std::string_view option) {
   std::error_code ignored;
   const std::filesystem::file_status status = std::filesystem::status(path, ignored);
   if (std::filesystem::is_directory(status)) {
-    throw Error(str_cat("--out ", path.string(), ": expected the name of a file, got a folder"));
+    throw Error(str_cat(option, " ", path.string(), ": expected the name of a file, got a folder"));
   }
   if (path.empty() || std::filesystem::exists(status)) return;  // the writer says the rest
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   if (access(folder.c_str(), W_OK | X_OK) == 0) return;
   const std::string reason = errno_text(errno);
-  throw Error(str_cat("--out ", path.string(), ": cannot write in the folder ", folder.string(),
+  throw Error(str_cat(option, " ", path.string(), ": cannot write in the folder ", folder.string(),
                       ": ", reason, "; make it or name another place"));
+}
+
+void require_distinct(const std::filesystem::path& out, const std::filesystem::path& input) {
+  std::error_code ignored;  // of a file that is not there
+  if (!std::filesystem::equivalent(out, input, ignored)) return;
+  throw InvalidArgument(str_cat("--out ", out.string(), ": expected another file than the input ",
+                                input.string(), ", got the same; name another place"));
 }
 
 }  // namespace cadre::cli

@@ -21,6 +21,10 @@ void note(std::string_view text, bool quiet);
 
 /// Throws Error when a file cannot be made at `path`: its folder is missing or not writable. An
 /// empty path passes.
-void require_writable(const std::filesystem::path& path);
+/// `option` is where the path came from.
+void require_writable(const std::filesystem::path& path, std::string_view option = "--out");
+
+/// Throws InvalidArgument when `out` and `input` are the same file, under whatever names.
+void require_distinct(const std::filesystem::path& out, const std::filesystem::path& input);
 
 }  // namespace cadre::cli

@@ -35,6 +35,19 @@ TEST(Output, RequireWritableNamesTheFolderThatIsMissing) {
   EXPECT_NE(error_of(folder.path()).find("got a folder"), std::string::npos);
 }
 
+TEST(Output, RequireDistinctKnowsAFileByWhateverName) {
+  const test::TempDir folder;
+  const std::string file = folder.write("a.safetensors", "x");
+  std::filesystem::create_symlink(file, folder / "link");
+  std::filesystem::create_hard_link(file, folder / "hard");
+  for (const char* name : {"a.safetensors", "link", "hard"}) {
+    EXPECT_THROW(require_distinct(folder / name, file), InvalidArgument) << name;
+  }
+  require_distinct(folder / "new.safetensors", file);
+  require_distinct(folder.write("b.safetensors", "x"), file);
+  require_distinct("", file);
+}
+
 TEST(BundledModel, IsFoundInTheSourceTreeAndOnlyInCadreAssetsWhenThatIsSet) {
   EXPECT_EQ(bundled_model_path(), CADRE_ASSETS "/tiny-moe");
   const test::TempDir folder;
@@ -63,6 +76,16 @@ TEST(Interrupt, IsNotedUnderAGuardAndTheOldHandlerComesBack) {
   struct sigaction action {};
   sigaction(SIGTERM, nullptr, &action);
   EXPECT_EQ(action.sa_handler, SIG_DFL);
+}
+
+TEST(Output, APlaceThatCannotBeWrittenNamesItsOption) {
+  try {
+    require_writable("/no/such/folder/page.html", "--report");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("--report /no/such/folder/page.html"),
+              std::string::npos);
+  }
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <system_error>
 
 #include "convert.h"
+#include "dense/dense_ops.h"
 #include "io/file_handle.h"
 #include "io/safetensors.h"
 #include "progress.h"
@@ -31,6 +34,10 @@ std::string read_all(int descriptor, const std::string& origin) {
 
 }  // namespace
 
+std::string cpu_instruction_set() {
+  return std::string(dense_ops(DeviceType::kCpu).instruction_set());
+}
+
 std::unique_ptr<Model> load_model(const CommonOptions& common) {
   Progress progress(ProgressTerminal::standard_error(common.quiet), "layers");
   LoadOptions options = load_options(common);
@@ -38,8 +45,32 @@ std::unique_ptr<Model> load_model(const CommonOptions& common) {
   return Model::from_pretrained(model_path(common), options);
 }
 
+void require_known_sub_configs(const ExpertsImplementation& map, const ModelReport& report) {
+  std::vector<std::string> keys{"\"\" (the model as a whole)"};
+  for (const auto& entry : report.experts) {
+    if (!entry.first.empty()) keys.push_back(str_cat('"', entry.first, '"'));
+  }
+  for (const auto& entry : map) {
+    const std::string& wanted = entry.first;
+    const bool known =
+        wanted.empty() || std::any_of(report.experts.begin(), report.experts.end(),
+                                      [&](const auto& experts) { return experts.first == wanted; });
+    if (known) continue;
+    throw InvalidArgument(str_cat("experts implementation: unknown sub-config \"", wanted,
+                                  "\"; this model has: ", join(keys)));
+  }
+}
+
 Tokenizer load_tokenizer(const Model& model) {
-  return Tokenizer::from_file(std::filesystem::path(model.info().path) / "tokenizer.json");
+  const std::filesystem::path file = std::filesystem::path(model.info().path) / "tokenizer.json";
+  if (!is_there(file)) {
+    throw CheckpointError(
+        str_cat(file.string(), ": expected the model's tokenizer, there is no such file; fetch it ",
+                "with the model, or give token ids: cadre generate --input-ids FILE"));
+  }
+  Tokenizer tokenizer = Tokenizer::from_file(file);
+  check_tokenizer(tokenizer, model.info());
+  return tokenizer;
 }
 
 TokenBatch read_input_ids(const std::filesystem::path& file, int64_t vocab_size) {
@@ -71,6 +102,15 @@ void require_context(const ModelInfo& info, std::string_view what, int64_t num_t
   throw InvalidArgument(str_cat(what, ": ", num_tokens, " tokens, but the context of ", info.path,
                                 " holds ", info.max_position_embeddings,
                                 " (max_position_embeddings); shorten the input"));
+}
+
+void require_outside_model(const std::filesystem::path& out, const ModelInfo& info) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(info.path, ignored)) {
+    if (!std::filesystem::equivalent(out, entry.path(), ignored)) continue;
+    throw InvalidArgument(str_cat("--out ", out.string(), ": expected a new file, got the model's ",
+                                  entry.path().string(), "; name another place"));
+  }
 }
 
 std::string read_text(const std::string& path) {

@@ -13,9 +13,16 @@
 
 namespace cadre::cli {
 
+/// What a run on the CPU uses. Throws for a wrong CADRE_CPU_ISA, as a run does.
+std::string cpu_instruction_set();
+
 std::unique_ptr<Model> load_model(const CommonOptions& common);
 
-/// tokenizer.json of the model's folder.
+/// Throws InvalidArgument, as loading would, for a key that is neither "" nor a sub-config with
+/// experts.
+void require_known_sub_configs(const ExpertsImplementation& map, const ModelReport& report);
+
+/// tokenizer.json of the model's folder. Throws CheckpointError when it is not there.
 Tokenizer load_tokenizer(const Model& model);
 
 /// `input_ids` of a safetensors file: B sequences of T tokens each.
@@ -32,6 +39,9 @@ TokenBatch read_input_ids(const std::filesystem::path& file, int64_t vocab_size)
 
 /// Throws InvalidArgument when sequences of `num_tokens` do not fit the model's context.
 void require_context(const ModelInfo& info, std::string_view what, int64_t num_tokens);
+
+/// Throws InvalidArgument when `out` is one of the model's own files: they are mapped.
+void require_outside_model(const std::filesystem::path& out, const ModelInfo& info);
 
 /// The whole file, or standard input when `path` is "-".
 std::string read_text(const std::string& path);

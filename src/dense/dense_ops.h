@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "cadre/activation.h"
 #include "cadre/dtype.h"
@@ -75,6 +76,10 @@ struct AttentionArgs {
 class DenseOps {
  public:
   virtual ~DenseOps() = default;
+
+  /// What products of this device run on, "avx512_bf16" for example. Throws what choosing it throws
+  /// (on the CPU: for a wrong CADRE_CPU_ISA).
+  virtual std::string_view instruction_set() const = 0;
 
   /// out may be float32 whatever the dtype of x.
   virtual void linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,

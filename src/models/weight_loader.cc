@@ -107,7 +107,8 @@ void WeightLoader::check_complete() const {
   if (!extra.empty()) {
     message += str_cat("\n", extra.size(), " left over, used by nothing:", listed(extra));
   }
-  throw CheckpointError(message + "\nfetch the checkpoint again, or look at it with cadre inspect");
+  throw CheckpointError(
+      message + "\ncheck config.json or fetch the checkpoint again; cadre inspect lists all");
 }
 
 }  // namespace cadre

@@ -18,6 +18,8 @@ TEST(Eval, PerplexityAndEveryTokensLossEqualTheStoredOnes) {
   EXPECT_NEAR(json["perplexity"].get<double>(), 26.746, 0.005);
   EXPECT_NEAR(json["mean_nll"].get<double>(), 3.2863779, 1e-4);
   EXPECT_EQ(json["num_tokens"], 7 * 511);
+  EXPECT_GT(json["left_out_tokens"], 0);
+  EXPECT_LT(json["left_out_tokens"], 512);
   const std::vector<double> actual = read_tensor(out, "window_nll");
   const std::vector<double> expected =
       read_tensor(kTinyData + "expected.safetensors", "window_nll");
@@ -39,6 +41,12 @@ TEST(Eval, TheWindowIsTheUsersAndTheTextMayComeFromStandardInput) {
   const nlohmann::json small = eval("32");
   EXPECT_EQ(large["window"], 256);
   EXPECT_EQ(small["num_tokens"].get<int64_t>(), small["num_windows"].get<int64_t>() * 31);
+  // Both windows see the same text.
+  const auto total = [](const nlohmann::json& json) {
+    return json["num_windows"].get<int64_t>() * json["window"].get<int64_t>() +
+           json["left_out_tokens"].get<int64_t>();
+  };
+  EXPECT_EQ(total(large), total(small));
   EXPECT_GT(small["mean_nll"].get<double>(), large["mean_nll"].get<double>());  // less context
 }
 
@@ -47,6 +55,7 @@ TEST(Eval, PrintsALineForPeople) {
       run_cadre({"eval", "--text", kTinyData + "heldout.txt", "--window", "1024"});
   expect_success(result);
   EXPECT_EQ(result.out.rfind("perplexity ", 0), 0u) << result.out;
+  EXPECT_NE(result.out.find("left out"), std::string::npos) << result.out;
 }
 
 TEST(Eval, ATextShorterThanAWindowOrMissingIsNamed) {

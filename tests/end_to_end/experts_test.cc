@@ -54,6 +54,17 @@ TEST(Experts, TheBackendMustBeNamed) {
       2, {"--experts", "map"});
 }
 
+TEST(Experts, AModelIsRefusedRatherThanIgnored) {
+  const fs::path file = kCases / "plain.safetensors";
+  const std::vector<std::string> call = {"experts",   file,    "--out",  "/dev/null",
+                                         "--experts", "eager", "--model"};
+  for (const std::string model : {"/no/such", CADRE_ASSETS "/tiny-moe"}) {
+    std::vector<std::string> arguments = call;
+    arguments.push_back(model);
+    expect_failure(run_cadre(arguments), 2, {"--model " + model, "CASE"});
+  }
+}
+
 TEST(Experts, ABackendThatCannotRunSaysWhyAndNamesOthers) {
   const fs::path file = kCases / "plain.safetensors";
   for (const char* name : {"sonicmoe", "deepgemm_megamoe", "deepgemm"}) {

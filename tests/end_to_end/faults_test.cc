@@ -156,10 +156,13 @@ TEST_F(Faults, AMissingTensorIsNamedWithItsShape) {
   const Result inspected = run_cadre({"inspect", model_});
   EXPECT_EQ(inspected.exit_code, 3);
   EXPECT_NE(inspected.out.find(kVictim), std::string::npos);
-  EXPECT_NE(inspected.err.find("1 missing and 0 left over"), std::string::npos) << inspected.err;
+  EXPECT_NE(inspected.err.find("0 unfit, 1 missing and 0 left over"), std::string::npos)
+      << inspected.err;
   const Result json = run_cadre({"inspect", model_, "--json"});
   EXPECT_EQ(json.exit_code, 3);
   EXPECT_EQ(json_of(json)["missing"].size(), 1u);
+  EXPECT_EQ(json_of(json)["num_missing"], 1);
+  EXPECT_EQ(json_of(json)["num_unfit"], 0);
 }
 
 TEST_F(Faults, AnExtraTensorIsNamed) {
@@ -190,6 +193,17 @@ TEST_F(Faults, ATensorOfAnotherDtypeOrShapeIsNamedWithBoth) {
   file.save();
   expect_fault(3, {kVictim});
   EXPECT_EQ(run_cadre({"inspect", model_}).exit_code, 3);
+}
+
+TEST_F(Faults, AnEditedConfigIsCountedAlikeByInspectAndGenerate) {
+  set_config(model_, "vocab_size", 250);  // embedding and lm_head no longer fit
+  expect_fault(3, {"2 unfit:", "check config.json"});
+  const Result inspected = run_cadre({"inspect", model_});
+  EXPECT_EQ(inspected.exit_code, 3);
+  for (const char* part : {"2 unfit, 0 missing and 0 left over", "check config.json"}) {
+    EXPECT_NE(inspected.err.find(part), std::string::npos) << inspected.err;
+  }
+  EXPECT_EQ(json_of(run_cadre({"inspect", model_, "--json"}))["num_unfit"], 2);
 }
 
 TEST_F(Faults, BadJsonIsNamedWithItsFile) {
@@ -237,7 +251,8 @@ TEST_F(Faults, MoreExpertsPerTokenThanThereAreIsTheCheckpointsFault) {
 }
 
 TEST_F(Faults, AModelWithoutATokenizerServesIdsButNoText) {
-  expect_failure(run_cadre({"generate", "x", "--model", model_}), 3, {"tokenizer.json"});
+  expect_failure(run_cadre({"generate", "x", "--model", model_}), 3,
+                 {"tokenizer.json", "--input-ids"});
   write_file(model_ / "tokenizer.json", "{\"model\":{\"type\":\"Psychic\"}}");
   const Result result = run_cadre({"generate", "x", "--model", model_});
   EXPECT_TRUE(result.exit_code == 3 || result.exit_code == 4) << result.err;
@@ -286,6 +301,30 @@ TEST(Writing, AMissingFolderIsNamedBeforeAnyWork) {
   const TempDir folder;
   expect_cannot_write(folder / "no" / "out", {(folder / "no").string(), "No such file"});
   expect_cannot_write(folder.path(), {folder.path().string(), "got a folder"});
+}
+
+TEST(Writing, AnInputIsNeverOverwritten) {
+  const TempDir folder;
+  const auto model = copy_model("olmoe", folder);
+  const auto ids = write_input_ids(folder / "ids.safetensors", {1, 3}, {1, 2, 3});
+  fs::create_hard_link(ids, folder / "again.safetensors");
+  const auto experts_case = folder / "case.safetensors";
+  fs::copy_file(CADRE_TEST_DATA "/experts/plain.safetensors", experts_case);
+  const auto text = folder.write("text.txt", "Call me");
+  const auto weights = model / "model.safetensors";
+  const std::vector<std::vector<std::string>> calls = {
+      {"forward", "--model", model, "--inputs", ids, "--out", folder / "again.safetensors"},
+      {"forward", "--model", model, "--inputs", ids, "--out", weights},
+      {"generate", "--model", model, "--input-ids", ids, "--out", ids},
+      {"generate", "--model", model, "--input-ids", ids, "--out", weights},
+      {"experts", experts_case, "--experts", "eager", "--out", experts_case},
+      {"eval", "--text", text, "--out", text}};
+  for (const std::vector<std::string>& call : calls) {
+    SCOPED_TRACE(call.front());
+    const std::string before = read_file(call.back());
+    expect_failure(run_cadre(call), 2, {"--out " + call.back(), "name another place"});
+    EXPECT_EQ(read_file(call.back()), before);
+  }
 }
 
 TEST(Writing, AFullStandardOutputIsAnError) {

@@ -151,7 +151,7 @@ TEST(Generate, TheBackendCanBeChosenByTheEnvironmentAndTheOptionWins) {
 TEST(Generate, StatsNameRatesBackendsAndMemory) {
   const Result text = run_cadre({"generate", "Call me", "--max-new-tokens", "4", "--stats"});
   EXPECT_EQ(text.exit_code, 0);
-  for (const char* part : {"prefill", "decode", "tokens/s", "grouped_mm", "KV cache"}) {
+  for (const char* part : {"prefill", "decode", "tokens/s", "grouped_mm", "KV cache", "cpu:"}) {
     EXPECT_NE(text.err.find(part), std::string::npos) << text.err;
   }
   const nlohmann::json stats = json_of(
@@ -159,6 +159,7 @@ TEST(Generate, StatsNameRatesBackendsAndMemory) {
   EXPECT_EQ(stats["prompt_tokens"], 3);
   EXPECT_EQ(stats["prefill_experts"], "grouped_mm");
   EXPECT_EQ(stats["decode_experts"], "grouped_mm");
+  EXPECT_EQ(stats["cpu_isa"], json_of(run_cadre({"backends", "--json"}))["cpu_isa"]);
   EXPECT_GT(stats["prefill_tokens_per_second"], 0);
   EXPECT_GT(stats["decode_tokens_per_second"], 0);
   EXPECT_GT(stats["mapped_bytes"], 12'000'000);
@@ -234,11 +235,17 @@ TEST(Generate, TheEndOfTheContextEndsTheContinuation) {
   set_config(model, "max_position_embeddings", 10);
   const auto ids = write_input_ids(folder / "ids.safetensors", {1, 7}, {1, 2, 3});
   const auto out = folder / "out.safetensors";
-  expect_success(run_cadre({"generate", "--model", model, "--input-ids", ids, "--out", out,
-                            "--max-new-tokens", "50", "--ignore-eos"}));
-  const int64_t length = read_shape(out, "output_ids")[1];
-  EXPECT_GE(length, 3);
-  EXPECT_LE(length, 4);
+  const std::vector<std::string> call = {"generate", "--model",          model, "--input-ids",
+                                         ids,        "--max-new-tokens", "50",  "--ignore-eos"};
+  const Result noted = run_cadre(with(call, {"--out", out}));
+  EXPECT_EQ(noted.exit_code, 0);
+  EXPECT_NE(noted.err.find("the context of 10 tokens is full: stopped after 3 of 50"),
+            std::string::npos)
+      << noted.err;
+  EXPECT_EQ(read_shape(out, "output_ids"), (Dims{1, 3}));
+  const Result quiet = run_cadre(with(call, {"--json", "--quiet"}));
+  expect_success(quiet);
+  EXPECT_EQ(json_of(quiet)["finish_reasons"], nlohmann::json::array({"context"}));
 }
 
 }  // namespace

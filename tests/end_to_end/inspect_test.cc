@@ -62,6 +62,45 @@ TEST(Backends, WithAModelTheAnswerIsForItsExperts) {
   expect_failure(run_cadre({"backends", "--model", "/no/such/folder"}), 3, {"/no/such/folder"});
 }
 
+TEST(Backends, TheModelMayBeAnArgument) {
+  const std::string model = model_folder("qwen3_moe");
+  EXPECT_EQ(run_cadre({"backends", model}).out, run_cadre({"backends", "--model", model}).out);
+  expect_failure(run_cadre({"backends", model, "--model", model}), 2, {"one model", model});
+}
+
+TEST(Backends, DeviceExpertsAndDtypeChooseWhatIsListed) {
+  const auto rows = [](const std::vector<std::string>& options) {
+    std::vector<std::string> call = {"backends", "--json"};
+    call.insert(call.end(), options.begin(), options.end());
+    return json_of(run_cadre(call))["backends"];
+  };
+  EXPECT_EQ(rows({}).size(), 12u);
+  const nlohmann::json cuda = rows({"--device", "cuda"});
+  EXPECT_EQ(cuda.size(), 6u);
+  for (const nlohmann::json& row : cuda) {
+    EXPECT_EQ(row["device"], "cuda");
+    EXPECT_FALSE(row["reasons"].empty());
+  }
+  EXPECT_EQ(rows({"--device", "cpu", "--model", model_folder("olmoe")}).size(), 6u);
+  const nlohmann::json eager = rows({"--device", "cpu", "--experts", "eager"});
+  ASSERT_EQ(eager.size(), 1u);
+  EXPECT_EQ(eager[0]["name"], "eager");
+  EXPECT_EQ(rows({"--dtype", "float16", "--experts", "eager"})[0]["dtypes"],
+            nlohmann::json::array({"float16"}));
+}
+
+TEST(Backends, TheInstructionSetIsNamedAndChecked) {
+  const RunOptions portable{.environment = {{"CADRE_CPU_ISA", "portable"}}};
+  EXPECT_EQ(json_of(run_cadre({"backends", "--json"}, portable))["cpu_isa"], "portable");
+  const Result table = run_cadre({"backends"}, portable);
+  EXPECT_NE(table.out.find("CPU instruction set: portable"), std::string::npos) << table.out;
+  const RunOptions wrong{.environment = {{"CADRE_CPU_ISA", "sse9"}}};
+  for (const std::vector<std::string>& call :
+       {std::vector<std::string>{"backends"}, {"backends", "--json"}, {"generate", "x"}}) {
+    expect_failure(run_cadre(call, wrong), 2, {"CADRE_CPU_ISA", "\"sse9\"", "avx2"});
+  }
+}
+
 class InspectModels : public testing::TestWithParam<std::string> {};
 
 TEST_P(InspectModels, EveryTensorIsUsed) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <thread>
 
 #include "end_to_end/fixtures.h"
 
@@ -66,6 +67,39 @@ TEST(Terminal, CtrlCStopsAfterTheNextTokenWithACompleteLine) {
     EXPECT_EQ(result.err, "");
     EXPECT_TRUE(result.out.ends_with("\n"));
   }
+}
+
+TEST(Terminal, CtrlCKeepsStatsJsonAndOut) {
+  std::vector<std::string> call = endless_generation();
+  call.push_back("--stats");
+  Process text(call);
+  text.wait_for_output(1);
+  text.send_signal(SIGINT);
+  const Result stopped = text.wait();
+  EXPECT_EQ(stopped.exit_code, 130);
+  EXPECT_NE(stopped.err.find("tokens/s"), std::string::npos) << stopped.err;
+
+  // With --json nothing comes out before the end, so the time of the first token is guessed: the
+  // signal is sent again until it comes after it. Before it, the process just ends.
+  const TempDir folder;
+  const auto out = folder / "out.safetensors";
+  const auto ids = write_input_ids(folder / "ids.safetensors", {2, 3}, {1, 2, 3});
+  Result result;
+  for (int wait_ms = 50; result.exit_code != 130 && wait_ms < 4000; wait_ms *= 2) {
+    Process process({"generate", "--input-ids", ids, "--max-new-tokens", "2000", "--ignore-eos",
+                     "--json", "--stats", "--out", out});
+    std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+    process.send_signal(SIGINT);
+    result = process.wait();
+    if (result.exit_code == 0) break;
+  }
+  ASSERT_EQ(result.exit_code, 130) << result.err;
+  const nlohmann::json json = json_of(result);
+  EXPECT_EQ(json["finish_reasons"], nlohmann::json::array({"stopped", "stopped"}));
+  const size_t count = std::min(json["output_ids"][0].size(), json["output_ids"][1].size());
+  EXPECT_GT(json["stats"]["prefill_seconds"], 0);
+  EXPECT_EQ(read_shape(out, "output_ids"), (Dims{2, static_cast<int64_t>(count)}));
+  EXPECT_LT(count, 2000u);
 }
 
 TEST(Terminal, CtrlCBeforeTheFirstTokenEndsTheProcess) {

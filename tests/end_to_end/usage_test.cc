@@ -1,4 +1,8 @@
 // How the command is called: help, version, names it does not know, values it refuses.
+#include <map>
+#include <set>
+#include <sstream>
+
 #include "end_to_end/fixtures.h"
 
 namespace cadre::test {
@@ -15,17 +19,108 @@ TEST(Usage, HelpListsEveryCommandAndExitStatus) {
   EXPECT_NE(help.out.find("Example"), std::string::npos);
 }
 
-TEST(Usage, EveryCommandHasHelpWithAnExampleAndTheCommonOptions) {
+/// The words of a help text that are options.
+std::set<std::string> options_in(const std::string& help) {
+  std::set<std::string> options;
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("  --")) options.insert(line.substr(2, line.find(' ', 2) - 2));
+  }
+  return options;
+}
+
+TEST(Usage, HelpShowsTheCommonOptionsThatActInItsCommand) {
+  const std::map<std::string, std::vector<std::string>> acting = {
+      {"generate",
+       {"--model", "--revision", "--device", "--dtype", "--experts", "--threads", "--prepack",
+        "--dequantize", "--seed", "--decode-experts", "--no-graph"}},
+      {"forward",
+       {"--model", "--revision", "--device", "--dtype", "--experts", "--threads", "--prepack",
+        "--dequantize"}},
+      {"eval",
+       {"--model", "--revision", "--device", "--dtype", "--experts", "--threads", "--prepack",
+        "--dequantize"}},
+      {"experts", {"--device", "--dtype", "--experts", "--threads"}},
+      {"backends", {"--model", "--revision", "--device", "--dtype", "--experts"}},
+      {"inspect", {"--model", "--revision", "--dtype"}}};
+  for (const auto& [command, expected] : acting) {
+    const std::string help = run_cadre({command, "--help"}).out;
+    std::vector<std::string> common = {"--quiet", "--json"};
+    common.insert(common.end(), expected.begin(), expected.end());
+    const std::set<std::string> wanted(common.begin(), common.end());
+    const size_t start = help.find("Common options:");
+    ASSERT_NE(start, std::string::npos) << help;
+    EXPECT_EQ(options_in(help.substr(start)), wanted) << command;
+  }
+}
+
+TEST(Usage, EveryCommandTakesEveryCommonOption) {
+  const std::vector<std::string> neutral = {
+      "--device",  "cpu",          "--dtype",   "float32", "--threads",        "1",
+      "--prepack", "auto",         "--seed",    "1",       "--quiet",          "--no-graph",
+      "--json",    "--dequantize", "--experts", "eager",   "--decode-experts", "auto"};
+  const TempDir folder;
+  const std::string out = folder / "out.safetensors";
+  for (std::vector<std::string> call :
+       {std::vector<std::string>{"inspect"},
+        {"backends"},
+        {"generate", "x", "--max-new-tokens", "1"},
+        {"eval", "--text", CADRE_TEST_DATA "/tiny-moe/heldout.txt", "--window", "1024"},
+        {"experts", CADRE_TEST_DATA "/experts/plain.safetensors", "--out", out},
+        {"forward", "--model", model_folder("olmoe"), "--inputs", expected_file("olmoe"), "--out",
+         out}}) {
+    SCOPED_TRACE(call.front());
+    call.insert(call.end(), neutral.begin(), neutral.end());
+    expect_success(run_cadre(call));
+  }
+}
+
+TEST(Usage, EveryHelpHasAnExampleAndFitsEightyColumns) {
   for (const std::string& command : kCommands) {
     const Result help = run_cadre({command, "--help"});
     expect_success(help);
     EXPECT_NE(help.out.find("cadre " + command), std::string::npos);
-    for (const char* part : {"Example", "--model", "--revision", "--device", "--dtype", "--experts",
-                             "--threads", "--prepack", "--dequantize", "--seed", "--quiet",
-                             "--json", "--decode-experts", "--no-graph"}) {
-      EXPECT_NE(help.out.find(part), std::string::npos) << command << " " << part;
-    }
+    EXPECT_NE(help.out.find("Example"), std::string::npos) << command;
+    EXPECT_EQ(help.out.find("\n\n\n"), std::string::npos) << command;
+    std::istringstream lines(help.out);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
   }
+}
+
+TEST(Usage, HelpIsACommandToo) {
+  EXPECT_EQ(run_cadre({"help"}).out, run_cadre({"--help"}).out);
+  EXPECT_EQ(run_cadre({"help", "inspect"}).out, run_cadre({"inspect", "--help"}).out);
+  expect_failure(run_cadre({"help", "inspct"}), 2, {"\"inspct\"", "did you mean inspect?"});
+  EXPECT_EQ(run_cadre({"inspect", "--help"}).out.find("MODEL MODEL  "), std::string::npos);
+}
+
+TEST(Usage, HelpNamesTheEnvironmentsVariables) {
+  EXPECT_NE(run_cadre({"--help"}).out.find("CADRE_CPU_ISA"), std::string::npos);
+  EXPECT_NE(run_cadre({"backends", "--help"}).out.find("CADRE_CPU_ISA"), std::string::npos);
+}
+
+TEST(Usage, AnEmptyValueIsNeverTakenForTheDefault) {
+  const std::string ids = expected_file("olmoe");
+  const std::vector<std::vector<std::string>> calls = {
+      {"generate", "x", "--model", ""},
+      {"generate", "x", "--revision", ""},
+      {"generate", "x", "--image", ""},
+      {"generate", "--input-ids", ""},
+      {"generate", "--input-ids", ids, "--out", ""},
+      {"forward", "--inputs", "", "--out", "o"},
+      {"forward", "--inputs", ids, "--out", ""},
+      {"eval", "--text", ""},
+      {"eval", "--text", "x", "--out", ""},
+      {"inspect", ""},
+      {"inspect", "--model", ""},
+      {"backends", ""},
+      {"experts", "", "--out", "o", "--experts", "eager"}};
+  for (const std::vector<std::string>& call : calls) {
+    SCOPED_TRACE(call.front() + " " + call[1]);
+    expect_failure(run_cadre(call), 2, {"cadre " + call[0] + ": ", "expected", "empty", "unset"});
+  }
+  // CLI11 would take the next word as the model.
+  expect_failure(run_cadre({"generate", "--model=", "x"}), 2, {"--model", "unset"});
 }
 
 TEST(Usage, VersionIsPrinted) {
@@ -62,8 +157,11 @@ TEST(Usage, MissingAndSurplusArgumentsAreNamed) {
   expect_failure(run_cadre({"eval"}), 2, {"--text is required"});
   expect_failure(run_cadre({"experts", "--out", "x"}), 2, {"CASE is required"});
   expect_failure(run_cadre({"generate", "two", "words"}), 2, {"\"words\"", "quotes"});
-  expect_failure(run_cadre({"generate", "x", "--max-new-tokens"}), 2, {"--max-new-tokens"});
-  expect_failure(run_cadre({"generate", "x", "--seed", "1", "--seed", "2"}), 2, {"--seed"});
+  expect_failure(run_cadre({"generate", "x", "--max-new-tokens"}), 2,
+                 {"--max-new-tokens: expected a value"});
+  expect_failure(run_cadre({"generate", "x", "--seed", "1", "--seed", "2"}), 2,
+                 {"--seed: expected once, got it 2 times"});
+  expect_failure(run_cadre({"generate", "--loud voices"}), 2, {"--loud voices", "after \"--\""});
   expect_failure(run_cadre({"inspect", "a", "--model", "b"}), 2, {"one model", "a", "b"});
 }
 
@@ -119,9 +217,35 @@ TEST(Usage, AnUnknownBackendListsTheNames) {
       {"CADRE_EXPERTS_IMPLEMENTATION", "\"nope\"", "grouped_mm"});
 }
 
-TEST(Usage, AnUnknownSubConfigKeyIsRefused) {
-  expect_failure(run_cadre({"generate", "x", "--experts", R"({"text_confg":"eager"})"}), 2,
-                 {"text_confg"});
+TEST(Usage, AnUnknownSubConfigKeyIsRefusedAlike) {
+  const std::string model = model_folder("olmoe");
+  const std::string map = R"({"text_confg":"eager"})";
+  for (const std::vector<std::string>& call :
+       {std::vector<std::string>{"generate", "x", "--model", model},
+        {"backends", "--model", model},
+        {"inspect", model}}) {
+    std::vector<std::string> arguments = call;
+    arguments.insert(arguments.end(), {"--experts", map});
+    expect_failure(run_cadre(arguments), 2,
+                   {"unknown sub-config \"text_confg\"", "this model has"});
+  }
+  expect_failure(run_cadre({"backends", "--experts", map}), 2, {"text_confg", "MODEL"});
+}
+
+TEST(Usage, ARevisionOfAFolderIsRefused) {
+  const std::string model = model_folder("olmoe");
+  for (const char* command : {"generate", "inspect", "backends"}) {
+    std::vector<std::string> call = {command, "--model", model, "--revision", "v2"};
+    if (call.front() == "generate") call.push_back("x");
+    expect_failure(run_cadre(call), 2, {"--revision v2", "hub id", model});
+  }
+  expect_failure(run_cadre({"generate", "x", "--revision", "v2"}), 2, {"--revision v2", "hub id"});
+  expect_failure(run_cadre({"backends", "--revision", "v2"}), 2, {"--revision v2"});
+}
+
+TEST(Usage, MessagesNameTheCommandOnce) {
+  const Result result = run_cadre({"generate", ""});
+  expect_failure(result, 2, {"cadre generate: prompt 0 is empty"});
 }
 
 }  // namespace

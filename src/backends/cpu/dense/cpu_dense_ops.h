@@ -8,6 +8,7 @@ namespace cadre::cpu {
 
 class CpuDenseOps final : public DenseOps {
  public:
+  std::string_view instruction_set() const override;
   void linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,
               Workspace& workspace, const Stream& stream) override;
   size_t linear_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,

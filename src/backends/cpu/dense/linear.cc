@@ -1,7 +1,10 @@
 #include "backends/cpu/dense/cpu_dense_ops.h"
+#include "backends/cpu/kernels/isa.h"
 #include "backends/cpu/kernels/matmul.h"
 
 namespace cadre::cpu {
+
+std::string_view CpuDenseOps::instruction_set() const { return name_of(active_isa()); }
 
 void CpuDenseOps::linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,
                          Workspace& workspace, const Stream& stream) {

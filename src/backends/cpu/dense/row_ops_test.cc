@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "backends/cpu/dense/ops_fixture.h"
+#include "backends/cpu/kernels/isa.h"
 #include "cadre/error.h"
 #include "support/allocation_counter.h"
 
@@ -21,6 +22,10 @@ TEST_F(RowOps, MissingDeviceIsUnsupportedAndSaysWhatThereIs) {
     EXPECT_NE(std::string(error.what()).find("cuda"), std::string::npos);
     EXPECT_NE(std::string(error.what()).find("available: cpu"), std::string::npos);
   }
+}
+
+TEST_F(RowOps, TheInstructionSetIsTheOneOfTheKernels) {
+  EXPECT_EQ(dense_ops(DeviceType::kCpu).instruction_set(), name_of(active_isa()));
 }
 
 std::vector<double> norm_reference(const TensorView& x, const TensorView& weight, double eps) {
