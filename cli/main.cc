@@ -198,6 +198,7 @@ int run(int argc, char** argv) {
 }  // namespace cadre::cli
 
 int main(int argc, char** argv) {
-  cadre::cli::prepare_signals();
+  // A reader that has seen enough (`cadre generate ... | head`) is no failure; writes report it.
+  std::signal(SIGPIPE, SIG_IGN);
   return cadre::cli::run(argc, argv);
 }

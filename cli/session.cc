@@ -68,9 +68,7 @@ Tokenizer load_tokenizer(const Model& model) {
         str_cat(file.string(), ": expected the model's tokenizer, there is no such file; fetch it ",
                 "with the model, or give token ids: cadre generate --input-ids FILE"));
   }
-  Tokenizer tokenizer = Tokenizer::from_file(file);
-  check_tokenizer(tokenizer, model.info());
-  return tokenizer;
+  return Tokenizer::from_file(file);
 }
 
 TokenBatch read_input_ids(const std::filesystem::path& file, int64_t vocab_size) {
