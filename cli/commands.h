@@ -18,5 +18,11 @@ void add_experts(CLI::App& app, CommonOptions& common, Runner& run);
 void add_backends(CLI::App& app, CommonOptions& common, Runner& run);
 void add_inspect(CLI::App& app, CommonOptions& common, Runner& run);
 void add_eval(CLI::App& app, CommonOptions& common, Runner& run);
+void add_verify(CLI::App& app, CommonOptions& common, Runner& run);
+/// With its own subcommands:
+void add_bench(CLI::App& app, CommonOptions& common, Runner& run);
+void add_bench_experts(CLI::App& bench, CommonOptions& common, Runner& run);
+void add_bench_generate(CLI::App& bench, CommonOptions& common, Runner& run);
+void add_bench_ceilings(CLI::App& bench, CommonOptions& common, Runner& run);
 
 }  // namespace cadre::cli

@@ -182,6 +182,8 @@ int run(int argc, char** argv) {
   add_backends(app, common, run);
   add_inspect(app, common, run);
   add_eval(app, common, run);
+  add_verify(app, common, run);
+  add_bench(app, common, run);
   try {
     return run_command_line(app, run, arguments_of(argc, argv));
   } catch (const std::bad_alloc&) {

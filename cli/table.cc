@@ -1,6 +1,7 @@
 #include "table.h"
 
 #include <algorithm>
+#include <cstdio>
 
 namespace cadre::cli {
 
@@ -35,6 +36,16 @@ std::string Table::to_string() const {
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }
+  return text;
+}
+
+std::string format_number(const char* format, std::optional<double> number) {
+  if (!number) return "-";
+  char text[64];
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+  std::snprintf(text, sizeof text, format, *number);
+#pragma GCC diagnostic pop
   return text;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ class Table {
   std::vector<std::vector<std::string>> rows_;  // the header first, when there is one
   std::vector<bool> right_;
 };
+
+/// A number by a printf format for one double; "-" when it is empty.
+std::string format_number(const char* format, std::optional<double> number);
 
 /// "1234567" as "1,234,567".
 std::string with_thousands(size_t number);

@@ -29,5 +29,10 @@ TEST(Table, WithThousandsGroupsDigits) {
   EXPECT_EQ(with_thousands(1234567), "1,234,567");
 }
 
+TEST(Table, FormatNumberMarksWhatIsEmpty) {
+  EXPECT_EQ(format_number("%.1f ms", 2.25), "2.2 ms");
+  EXPECT_EQ(format_number("%.1f", std::nullopt), "-");
+}
+
 }  // namespace
 }  // namespace cadre::cli

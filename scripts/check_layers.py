@@ -8,7 +8,7 @@
 
 A backend sees core, quant, experts, dense, itself and its own device's kernels/, never a sibling; nobody
 includes anything from backends/. Public headers include public headers only, and examples/ see nothing else.
-Tests (*_test.cc, tests/, fuzz/, bench/) link the whole library and may include anything. A header that includes
+Tests (*_test.cc, tests/, fuzz/) link the whole library and may include anything. A header that includes
 gtest or tests/ is a test's, and only tests include it.
 
     scripts/check_layers.py [ROOT]     prints each wrong include; exit status 1 when there is one
@@ -47,7 +47,7 @@ PUBLIC = {
 }
 
 SOURCES = {".h", ".cc", ".cpp", ".cu", ".cuh"}
-FREE = {"tests", "fuzz", "bench"}
+FREE = {"tests", "fuzz"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 TEST_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](gtest|gmock|support)/', re.MULTILINE)
 
@@ -125,7 +125,7 @@ def wrong(root, source, target):
 def check(root):
     """All wrong includes as "file:line: message", and the number of includes looked at."""
     errors, count = [], 0
-    for top in ("include", "src", "cli", "python", "examples", "tests", "fuzz", "bench"):
+    for top in ("include", "src", "cli", "python", "examples", "tests", "fuzz"):
         for path in sorted((root / top).rglob("*")):
             if path.suffix not in SOURCES:
                 continue

@@ -1,0 +1,338 @@
+// cadre bench experts: one experts layer on each backend, beside the machine's ceilings. A call is
+// checked against the reference before it is timed.
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "bench_layers.h"
+#include "bench_options.h"
+#include "commands.h"
+#include "exit_codes.h"
+#include "interrupt.h"
+#include "io/file_writer.h"
+#include "machine.h"
+#include "output.h"
+#include "progress.h"
+#include "report.h"
+#include "shapes.h"
+#include "table.h"
+
+namespace cadre::cli {
+
+namespace {
+
+constexpr int64_t kSampledTokens = 4;  // that the slow reference checks
+
+struct CommandOptions {
+  BenchOptions bench;
+  std::vector<NamedShape> shapes;
+  std::vector<int64_t> tokens = {1, 4, 32, 256, 1024};
+  std::vector<std::string> experts = {"grouped_mm"};
+  StorageFormat format = StorageFormat::kBF16;
+  Routing routing = Routing::kUniform;
+  bool graph = false;
+  std::string report;
+};
+
+DType default_dtype(StorageFormat format) {
+  if (format == StorageFormat::kF32) return DType::kF32;
+  return format == StorageFormat::kF16 ? DType::kF16 : DType::kBF16;
+}
+
+ExpertsQuery query_of(const NamedShape& shape, const CommandOptions& options,
+                      const CommonOptions& common) {
+  ExpertsQuery query;
+  query.config = shape.config;
+  query.device = common.load.device;
+  query.format = options.format;
+  query.compute_dtype = common.load.dtype.value_or(default_dtype(options.format));
+  return query;
+}
+
+void check_options(const CommandOptions& options, const CommonOptions& common) {
+  require_writable(options.report, "--report");
+  ceilings_of(common.load.device.type);
+  if (is_quantized(options.format)) {
+    throw Unsupported(str_cat("--format ", options.format,
+                              ": quantised experts are not part of this build yet; use bf16, f32 "
+                              "or fp16"));
+  }
+  if (options.graph && common.load.device.type == DeviceType::kCpu) {
+    throw Unsupported("--graph: graphs exist on GPUs only, this is the CPU; leave out --graph");
+  }
+}
+
+/// The backends asked for; "all" leaves out those that cannot run, a name that cannot is an error.
+std::vector<std::string> backends_for(const ExpertsQuery& query,
+                                      const std::vector<std::string>& names) {
+  std::vector<std::string> runnable;
+  for (const std::string& name : backend_names()) {
+    if (supports(name, query)) runnable.push_back(name);
+  }
+  if (names.empty()) return runnable;
+  for (const std::string& name : names) {
+    const Support support = supports(name, query);
+    if (!support) {
+      throw Unsupported(str_cat("--experts ", name, ": cannot run here: ", to_string(support),
+                                "; backends that can: ", join(runnable)));
+    }
+  }
+  return names;
+}
+
+/// One shape: its layers, and what all its rows share.
+class ShapeBench {
+ public:
+  ShapeBench(const NamedShape& shape, const CommandOptions& options, const CommonOptions& common,
+             ThreadPool& pool, Progress& progress)
+      : shape_(shape),
+        options_(options),
+        query_(query_of(shape, options, common)),
+        backends_(backends_for(query_, options.experts)),
+        seed_(common.seed),
+        pool_(pool),
+        stream_{query_.device, &pool, nullptr},
+        layers_(make_layers(
+            query_, num_layers(query_, options.bench.memory_bytes(), options.bench.repeats + 1),
+            options.bench.memory_bytes(), seed_, pool, progress.callback())),
+        meter_(query_.compute_dtype, options.bench.memory_bytes(), stream_) {}
+
+  const std::vector<std::string>& backends() const { return backends_; }
+
+  /// Throws Error when the backend's result is out of its bound. Empty after Ctrl-C.
+  std::optional<ExpertsRow> measure(const std::string& name, int64_t tokens, Progress& progress) {
+    ExpertsBackend& backend = find_backend(name, query_.device.type);
+    std::vector<std::unique_ptr<PreparedExperts>> prepared;
+    for (const auto& layer : layers_) prepared.push_back(backend.prepare(query_, layer));
+    Workspace workspace(query_.device,
+                        backend.workspace_bytes(query_, tokens, pool_.num_threads()));
+    BenchCall call(query_.config, query_.compute_dtype, tokens, seed_, pool_);
+    call.route(options_.routing);
+    backend.forward(*prepared[0], call.tokens(), workspace, stream_);  // also the warm-up
+    ExpertsRow row = new_row(name, tokens);
+    row.rel_error = call.error_of_sample(*layers_[0], kSampledTokens);
+    require_within_bound(row);
+    std::vector<TimedCall> calls;
+    std::vector<double> active;
+    CeilingSample before = meter_.sample();
+    for (int64_t i = 1; i <= options_.bench.repeats; ++i) {
+      progress.update(str_cat(shape_.name, ", ", tokens, " tokens, ", name), i - 1,
+                      options_.bench.repeats);
+      active.push_back(static_cast<double>(call.route(options_.routing)));
+      TimedCall timed;
+      const auto start = std::chrono::steady_clock::now();
+      backend.forward(*prepared[static_cast<size_t>(i) % prepared.size()], call.tokens(), workspace,
+                      stream_);
+      timed.seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      timed.work = work_of(tokens, active.back());
+      timed.before = before;
+      timed.after = before = meter_.sample();
+      calls.push_back(timed);
+      if (interrupt_signal() != 0) return std::nullopt;
+    }
+    row.calls = summarize(calls);
+    row.active_experts = static_cast<int64_t>(median(std::move(active)));
+    return row;
+  }
+
+ private:
+  ExpertsRow new_row(const std::string& name, int64_t tokens) const {
+    ExpertsRow row;
+    row.shape = shape_.name;
+    row.config = query_.config;
+    row.tokens = tokens;
+    row.experts = name;
+    row.device = query_.device;
+    row.dtype = query_.compute_dtype;
+    row.format = query_.format;
+    row.routing = name_of(options_.routing);
+    row.bound = stated_bound(query_.compute_dtype, query_.format);
+    return row;
+  }
+
+  static void require_within_bound(const ExpertsRow& row) {
+    if (row.rel_error <= row.bound) return;  // false for NaN
+    throw Error(str_cat(row.experts, " on ", row.shape, " with ", row.tokens,
+                        " tokens: expected a relative error of at most ", row.bound,
+                        " against the float64 reference, got ", row.rel_error,
+                        "; it is not timed. This is a fault of the backend: please report it"));
+  }
+
+  Work work_of(int64_t tokens, double active) const {
+    const ExpertsConfig& c = query_.config;
+    return {active * static_cast<double>(expert_bytes(c, query_.format)),
+            6.0 * static_cast<double>(tokens * c.top_k) *
+                static_cast<double>(c.hidden_size * c.intermediate_size)};
+  }
+
+  const NamedShape& shape_;
+  const CommandOptions& options_;
+  ExpertsQuery query_;
+  std::vector<std::string> backends_;
+  uint64_t seed_;
+  ThreadPool& pool_;
+  Stream stream_;
+  std::vector<std::shared_ptr<const ExpertsWeights>> layers_;
+  CeilingMeter meter_;
+};
+
+Json to_json(const ExpertsRow& row, const Machine& machine) {
+  const CallStatistics& calls = row.calls;
+  Json json = {
+      {"bench", "experts"},
+      {"shape", row.shape},
+      {"num_experts", row.config.num_experts},
+      {"top_k", row.config.top_k},
+      {"hidden_size", row.config.hidden_size},
+      {"intermediate_size", row.config.intermediate_size},
+      {"tokens", row.tokens},
+      {"experts", row.experts},
+      {"device", to_string(row.device)},
+      {"dtype", name_of(row.dtype)},
+      {"format", name_of(row.format)},
+      {"routing", row.routing},
+      {"us_median", calls.median_seconds * 1e6},
+      {"us_mad", calls.deviation_seconds * 1e6},
+      {"tflops", calls.flops / 1e12},
+      {"gbs", calls.bytes_per_second / 1e9},
+      {"percent_of_limit", calls.percent_of_limit ? Json(*calls.percent_of_limit) : Json()},
+      {"active_experts", row.active_experts},
+      {"rel_error", row.rel_error},
+      {"bound", row.bound},
+      {"calls", calls.num_calls},
+      {"calls_dropped", calls.num_dropped},
+      {"ceiling_gbs", calls.ceilings.bytes_per_second / 1e9},
+      {"ceiling_tflops", calls.ceilings.flops / 1e12}};
+  add_machine(json, machine);
+  return json;
+}
+
+std::string to_text(const std::vector<ExpertsRow>& rows) {
+  Table table({"shape", "tokens", "experts", "dtype/format", "us", "+-", "TFLOP/s", "GB/s",
+               "% of limit", "active", "rel. error", "dropped", "read GB/s", "peak TFLOP/s"});
+  for (size_t column = 4; column < 14; ++column) table.right_align(column);
+  table.right_align(1);
+  for (const ExpertsRow& row : rows) {
+    const CallStatistics& calls = row.calls;
+    table.add_row({row.shape, str_cat(row.tokens), row.experts, str_cat(row.dtype, "/", row.format),
+                   format_number("%.1f", calls.median_seconds * 1e6),
+                   format_number("%.1f", calls.deviation_seconds * 1e6),
+                   format_number("%.3f", calls.flops / 1e12),
+                   format_number("%.1f", calls.bytes_per_second / 1e9),
+                   format_number("%.1f", calls.percent_of_limit), str_cat(row.active_experts),
+                   format_number("%.1e", row.rel_error),
+                   str_cat(calls.num_dropped, "/", calls.num_calls),
+                   format_number("%.1f", calls.ceilings.bytes_per_second / 1e9),
+                   format_number("%.3f", calls.ceilings.flops / 1e12)});
+  }
+  return table.to_string();
+}
+
+void write_report(const std::string& path, const std::string& page) {
+  FileWriter writer(path, page.size());
+  writer.write(std::as_bytes(std::span(page)));
+  writer.commit();
+}
+
+int run_command(const CommandOptions& options, const CommonOptions& common) {
+  check_options(options, common);
+  ThreadPool pool(common.load.num_threads);
+  const Machine machine = describe_machine(common.load.device.type, pool.num_threads());
+  Progress progress(ProgressTerminal::standard_error(common.quiet), "calls");
+  std::vector<ExpertsRow> rows;
+  const InterruptGuard guard;
+  for (const NamedShape& shape : options.shapes) {
+    ShapeBench bench(shape, options, common, pool, progress);
+    for (const int64_t tokens : options.tokens) {
+      for (const std::string& name : bench.backends()) {
+        if (interrupt_signal() != 0) break;
+        const std::optional<ExpertsRow> row = bench.measure(name, tokens, progress);
+        if (!row) break;
+        rows.push_back(*row);
+        if (common.json && !write_json(to_json(*row, machine))) return kExitDone;
+      }
+    }
+  }
+  progress.clear();
+  if (!common.json) write_stdout(str_cat(to_string(machine), "\n\n", to_text(rows)));
+  if (!options.report.empty()) write_report(options.report, report_page(machine, rows));
+  return interrupt_signal() != 0 ? kExitSignal + interrupt_signal() : kExitDone;
+}
+
+StorageFormat parse_format(const std::string& text) {
+  for (const auto& [name, format] :
+       {std::pair{"bf16", StorageFormat::kBF16}, std::pair{"f32", StorageFormat::kF32},
+        std::pair{"fp16", StorageFormat::kF16}, std::pair{"fp8", StorageFormat::kFp8Block},
+        std::pair{"mxfp8", StorageFormat::kMxFp8}}) {
+    if (text == name) return format;
+  }
+  return StorageFormat::kFp4;
+}
+
+void add_own_options(CLI::App& command, CommandOptions& options) {
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--shape",
+          [&options](const std::vector<std::string>& texts) {
+            options.shapes.clear();
+            for (const std::string& text : texts) {
+              options.shapes.push_back(parse_shape("--shape", text));
+            }
+          },
+          "A model's experts, by name, or E,k,H,I: experts, experts per token, hidden size, "
+          "intermediate size. May be given several times")
+      ->type_name("NAME|E,k,H,I")
+      ->default_str(options.shapes.front().name)
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_numbers(command, "--tokens", options.tokens, 1, int64_t{1} << 24, "Tokens of a call");
+  add_backends_option(command, options.experts);
+  add_choice(
+      command, "--format", {"bf16", "f32", "fp16", "fp8", "mxfp8", "fp4"},
+      [&options](const std::string& text) { options.format = parse_format(text); },
+      "How weights are stored");
+  add_choice(
+      command, "--routing", {"uniform", "skewed", "one"},
+      [&options](const std::string& text) {
+        options.routing = text == "uniform"  ? Routing::kUniform
+                          : text == "skewed" ? Routing::kSkewed
+                                             : Routing::kOne;
+      },
+      "uniform: all experts equally likely; skewed: expert e like 1/(e+1); one: all tokens of a "
+      "call to the same k experts");
+  command.add_flag("--graph", options.graph, "GPU: replay a captured graph");
+  add_text(command, "--report", options.report, "FILE",
+           "Write an HTML page with the table and plots");
+  add_bench_options(command, options.bench);
+}
+
+}  // namespace
+
+void add_bench_experts(CLI::App& bench, CommonOptions& common, Runner& run) {
+  auto options = std::make_shared<CommandOptions>();
+  options->shapes = {parse_shape("--shape", "qwen3-30b-a3b")};
+  std::vector<std::string> names;
+  for (const NamedShape& shape : named_shapes()) names.push_back(shape.name);
+  CLI::App* command = bench.add_subcommand("experts", "Time one experts layer on each backend");
+  command->footer(str_cat(
+      "Random weights of several layers take turns and every call brings another routing, so that "
+      "weights come from memory. A backend whose result is out of its bound is not timed: exit 1. "
+      "% of limit: reading the experts that were hit, or the products, whichever takes longer at "
+      "the ceilings measured before and after each call, over the call's time; the median of the "
+      "calls. Calls whose two limits differ by more than 5 % are dropped and counted. --json "
+      "prints one object a row.\n"
+      "Shapes: ",
+      join(names),
+      ".\n"
+      "Example: cadre bench experts --experts all --tokens 1,32 --report bench.html"));
+  add_own_options(*command, *options);
+  add_common_options(*command, common, ExpertsOption::kOwn);
+  hide_options(*command,
+               {"--model", "--revision", "--prepack", "--dequantize", "--decode-experts"});
+  command->callback([&run, &common, options] {
+    run = [&common, options] { return run_command(*options, common); };
+  });
+}
+
+}  // namespace cadre::cli

@@ -1,0 +1,74 @@
+#include "synthetic_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cadre/error.h"
+#include "cadre/model.h"
+#include "shapes.h"
+
+namespace cadre::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+SyntheticModel small_model() {
+  SyntheticModel model;
+  model.experts = parse_shape("", "4,2,32,16").config;
+  model.num_layers = 2;
+  model.vocab_size = 100;
+  model.num_heads = 4;
+  model.num_kv_heads = 2;
+  model.head_dim = 8;
+  return model;
+}
+
+TEST(SyntheticModel, IsACompleteCheckpointOfItsShape) {
+  const TemporaryFolder folder;
+  const SyntheticModel model = small_model();
+  write_synthetic_model(model, folder.path());
+  const ModelReport report = inspect_model(folder.path().string());
+  EXPECT_TRUE(report.missing.empty());
+  EXPECT_TRUE(report.left_over.empty());
+  EXPECT_EQ(report.info.num_moe_layers, 2);
+  EXPECT_EQ(report.experts.at(0).second.config.num_experts, 4);
+  size_t bytes = 0;
+  for (const auto& [part, size] : report.bytes_per_part) bytes += size;
+  EXPECT_EQ(bytes, weight_bytes(model));
+}
+
+TEST(SyntheticModel, Runs) {
+  const TemporaryFolder folder;
+  write_synthetic_model(small_model(), folder.path());
+  const auto model = Model::from_pretrained(folder.path().string());
+  const std::vector<TokenId> ids = {1, 2, 3};
+  const std::vector<int64_t> counts = {3};
+  const Tensor logits(DType::kF32, {1, 100});
+  model->forward({ids, counts}, *model->new_cache(1, 8), logits);
+  for (int64_t i = 0; i < 100; ++i) EXPECT_TRUE(std::isfinite(logits->as<float>()[i]));
+}
+
+TEST(SyntheticModel, OfTheShapeOfQwen3HasItsBytes) {
+  SyntheticModel model;
+  model.experts = parse_shape("", "qwen3-30b-a3b").config;
+  model.num_layers = 2;
+  // Experts 2 * 128 * 3 * 2048 * 768, embeddings 2 * 151936 * 2048 and a little, 2 bytes each.
+  EXPECT_NEAR(static_cast<double>(weight_bytes(model)), 3.82e9, 0.1e9);
+}
+
+TEST(TemporaryFolder, IsGoneAtTheEnd) {
+  fs::path path;
+  {
+    const TemporaryFolder folder;
+    path = folder.path();
+    EXPECT_TRUE(fs::is_directory(path));
+  }
+  EXPECT_FALSE(fs::exists(path));
+}
+
+}  // namespace
+}  // namespace cadre::cli
