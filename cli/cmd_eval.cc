@@ -70,6 +70,18 @@ Tensor evaluate(Model& model, std::span<const TokenId> ids, const EvalOptions& o
   return nll;
 }
 
+/// NaN, infinite or a perplexity beyond double: what damaged weights make of a text.
+void require_finite(const Tensor& nll, const ModelInfo& info) {
+  double sum = 0;
+  for (int64_t i = 0; i < nll->numel(); ++i) sum += static_cast<double>(nll->as<float>()[i]);
+  const double perplexity = std::exp(sum / static_cast<double>(nll->numel()));
+  if (std::isfinite(perplexity)) return;
+  throw CheckpointError(str_cat("eval: expected a finite perplexity, got ", perplexity,
+                                ": the weights or config.json of ", info.path, " are at fault (or ",
+                                info.compute_dtype,
+                                " overflows: try --dtype float32); fetch the model again"));
+}
+
 int run_command(const EvalOptions& options, const CommonOptions& common) {
   require_writable(options.out);
   require_distinct(options.out, options.text);
@@ -79,6 +91,7 @@ int run_command(const EvalOptions& options, const CommonOptions& common) {
   const std::vector<TokenId> ids = tokens_of(*model, options);
   const Tensor nll = evaluate(*model, ids, options, common);
   if (interrupt_signal() != 0) return kExitSignal + interrupt_signal();
+  require_finite(nll, model->info());
   if (!options.out.empty()) {
     const NamedTensor tensor{"window_nll", nll};
     write_safetensors(options.out, {&tensor, 1});

@@ -137,6 +137,8 @@ ExpertsCase read_experts_case(const std::filesystem::path& path) {
   } catch (const InvalidArgument& error) {
     // What is wrong came from the file, not from the command line.
     throw CheckpointError(str_cat(path.string(), ": ", error.what()));
+  } catch (const Unsupported& error) {
+    throw Unsupported(str_cat(path.string(), ": ", error.what()));
   }
 }
 

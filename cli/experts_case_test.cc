@@ -8,6 +8,7 @@
 
 #include "cadre/error.h"
 #include "io/safetensors.h"
+#include "support/expect_error.h"
 #include "support/temp_dir.h"
 
 namespace cadre::cli {
@@ -106,6 +107,14 @@ TEST(ExpertsCase, MoreExpertsPerTokenThanThereAreIsTheFilesFault) {
   CaseFile file;
   file.metadata["top_k"] = "3";
   EXPECT_NAMES(file, "top_k");
+}
+
+TEST(ExpertsCase, AnActivationThatIsNotServedNamesTheFile) {
+  const test::TempDir folder;
+  CaseFile file;
+  file.metadata["hidden_act"] = "\"xielu\"";
+  const std::string path = file.write(folder).string();
+  test::expect_error<Unsupported>([&] { read_experts_case(path); }, {path, "xielu"});
 }
 
 TEST(ExpertsCase, NamesTensorsThatAreMissingOrUnexpected) {

@@ -1,14 +1,34 @@
 #include "interrupt.h"
 
+#include <unistd.h>
+
+#include "exit_codes.h"
+
 namespace cadre::cli {
 
 namespace {
 
 volatile std::sig_atomic_t g_signal = 0;
 
+// Only what is allowed in a signal handler.
+extern "C" void report_bus_error(int /*signal*/) {
+  static constexpr char kText[] =
+      "cadre: expected the model's files to stay as they are, one became shorter or unreadable "
+      "while in use (SIGBUS); fetch the model again\n";
+  if (::write(STDERR_FILENO, kText, sizeof kText - 1) < 0) _exit(kExitBadInput);
+  _exit(kExitBadInput);
+}
+
 extern "C" void note_signal(int signal) { g_signal = signal; }
 
 }  // namespace
+
+void prepare_signals() {
+  // A reader that has seen enough (`cadre generate ... | head`) is no failure; writes report it.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit: writes fail with EFBIG
+  std::signal(SIGBUS, report_bus_error);
+}
 
 InterruptGuard::InterruptGuard() : previous_int_{}, previous_term_{} {
   struct sigaction action {};

@@ -1,11 +1,15 @@
-// Ctrl-C. While an InterruptGuard lives, SIGINT and SIGTERM are only noted, so that the work at
-// hand can stop at a clean point; a second one ends the process at once. Without a guard they end
-// the process as usual.
+// Signals. Ctrl-C: while an InterruptGuard lives, SIGINT and SIGTERM are only noted, so that the
+// work at hand can stop at a clean point; a second one ends the process at once. Without a guard
+// they end the process as usual.
 #pragma once
 
 #include <csignal>
 
 namespace cadre::cli {
+
+/// Once, at the start: SIGPIPE and SIGXFSZ become errors of write(2); SIGBUS, which a mapped file
+/// that shrinks raises, ends the process with one line and kExitBadInput.
+void prepare_signals();
 
 class InterruptGuard {
  public:

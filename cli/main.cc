@@ -3,7 +3,6 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <algorithm>
-#include <csignal>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "commands.h"
 #include "exit_codes.h"
 #include "help.h"
+#include "interrupt.h"
 #include "output.h"
 #include "suggest.h"
 
@@ -200,7 +200,6 @@ int run(int argc, char** argv) {
 }  // namespace cadre::cli
 
 int main(int argc, char** argv) {
-  // A reader that has seen enough (`cadre generate ... | head`) is no failure; writes report it.
-  std::signal(SIGPIPE, SIG_IGN);
+  cadre::cli::prepare_signals();
   return cadre::cli::run(argc, argv);
 }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "cadre/generation.h"
 #include "convert.h"
 #include "dense/dense_ops.h"
 #include "io/file_handle.h"
@@ -68,7 +69,9 @@ Tokenizer load_tokenizer(const Model& model) {
         str_cat(file.string(), ": expected the model's tokenizer, there is no such file; fetch it ",
                 "with the model, or give token ids: cadre generate --input-ids FILE"));
   }
-  return Tokenizer::from_file(file);
+  Tokenizer tokenizer = Tokenizer::from_file(file);
+  check_tokenizer(tokenizer, model.info());
+  return tokenizer;
 }
 
 TokenBatch read_input_ids(const std::filesystem::path& file, int64_t vocab_size) {
