@@ -30,6 +30,9 @@ struct CommandOptions {
   std::optional<SyntheticModel> synthetic;
 };
 
+/// Ctrl-C came while the synthetic model was written.
+struct Stopped {};
+
 /// What decoding one token has to read at least.
 struct DecodeBytes {
   double weights = 0;             // once each, of the experts those that one token is sent to
@@ -125,7 +128,9 @@ class GenerateBench {
     GenerationOptions generation;
     generation.max_new_tokens = new_tokens;
     generation.ignore_eos = true;
-    return generate(model_, {&prompt, 1}, generation);
+    // Ctrl-C ends the run at its next token; the row is not used then.
+    return generate(model_, {&prompt, 1}, generation,
+                    [](int64_t, TokenId) { return interrupt_signal() == 0; });
   }
 
   const CommandOptions& options_;
@@ -219,11 +224,16 @@ int run_command(const CommandOptions& options, CommonOptions common) {
   note(str_cat("cadre bench generate: writing ", format_bytes(weight_bytes(*options.synthetic)),
                " to ", folder.path().string(), " (removed at the end)"),
        common.quiet);
-  {
+  try {
     Progress progress(ProgressTerminal::standard_error(common.quiet), "files");
-    write_synthetic_model(*options.synthetic, folder.path(), progress.callback());
+    write_synthetic_model(*options.synthetic, folder.path(),
+                          [&](std::string_view what, int64_t done, int64_t total) {
+                            progress.update(what, done, total);
+                            if (interrupt_signal() != 0) throw Stopped();
+                          });
+  } catch (const Stopped&) {
+    return kExitSignal + interrupt_signal();
   }
-  if (interrupt_signal() != 0) return kExitSignal + interrupt_signal();
   common.model = folder.path().string();
   return measure_all(options, common);
 }

@@ -7,6 +7,7 @@
 #include "cadre/thread_pool.h"
 #include "cadre/version.h"
 #include "core/str_cat.h"
+#include "dense/dense_ops.h"
 
 namespace cadre::cli {
 
@@ -17,8 +18,8 @@ constexpr int64_t kPartBytes = int64_t{128} << 20;  // some milliseconds
 }  // namespace
 
 Machine describe_machine(DeviceType device, int num_threads) {
-  const Ceilings& ceilings = ceilings_of(device);
-  return {build_commit(), ceilings.processor(), ceilings.instruction_set(), num_threads};
+  return {build_commit(), ceilings_of(device).processor(),
+          std::string(dense_ops(device).instruction_set()), num_threads};
 }
 
 void add_machine(Json& row, const Machine& machine) {

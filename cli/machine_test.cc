@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cadre/thread_pool.h"
+#include "dense/dense_ops.h"
 
 namespace cadre::cli {
 namespace {
@@ -22,7 +23,7 @@ TEST(Machine, RowsSayWhatTheyWereMeasuredOn) {
   add_machine(row, machine);
   EXPECT_EQ(row["commit"], build_commit());
   EXPECT_EQ(row["threads"], 3);
-  EXPECT_EQ(row["isa"], ceilings_of(DeviceType::kCpu).instruction_set());
+  EXPECT_EQ(row["isa"], dense_ops(DeviceType::kCpu).instruction_set());
   EXPECT_EQ(row["cpu"], ceilings_of(DeviceType::kCpu).processor());
   const std::string line = to_string(machine);
   for (const std::string& part :

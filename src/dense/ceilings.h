@@ -17,8 +17,6 @@ class Ceilings {
 
   /// The device's name, as the system gives it.
   virtual std::string processor() const = 0;
-  /// What its kernels are built from: "avx512_bf16", ...
-  virtual std::string instruction_set() const = 0;
   /// Bytes per second of reading `memory` (contiguous) once with all threads of the stream. Memory
   /// beyond all caches, or not read lately, gives the ceiling of main memory.
   virtual double read_bandwidth(const TensorView& memory, const Stream& stream) const = 0;

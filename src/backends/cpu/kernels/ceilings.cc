@@ -49,8 +49,6 @@ class CpuCeilings final : public Ceilings {
     return "unknown CPU";
   }
 
-  std::string instruction_set() const override { return std::string(name_of(active_isa())); }
-
   double read_bandwidth(const TensorView& memory, const Stream& stream) const override {
     const auto words = static_cast<int64_t>(memory.nbytes() / sizeof(uint64_t));
     if (!memory.is_contiguous() || words == 0 || memory.device() != Device{}) {
