@@ -76,10 +76,10 @@ void require_finite(const Tensor& nll, const ModelInfo& info) {
   for (int64_t i = 0; i < nll->numel(); ++i) sum += static_cast<double>(nll->as<float>()[i]);
   const double perplexity = std::exp(sum / static_cast<double>(nll->numel()));
   if (std::isfinite(perplexity)) return;
-  throw CheckpointError(str_cat("eval: expected a finite perplexity, got ", perplexity,
-                                ": the weights or config.json of ", info.path, " are at fault (or ",
-                                info.compute_dtype,
-                                " overflows: try --dtype float32); fetch the model again"));
+  throw CheckpointError(str_cat(
+      "eval: expected a finite perplexity, got ", std::isnan(perplexity) ? "NaN" : "infinity",
+      ": the weights or config.json of ", info.path, " are at fault (or ", info.compute_dtype,
+      " overflows: try --dtype float32); fetch the model again"));
 }
 
 int run_command(const EvalOptions& options, const CommonOptions& common) {

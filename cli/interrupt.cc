@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+
 #include "exit_codes.h"
 
 namespace cadre::cli {
@@ -15,6 +17,8 @@ extern "C" void report_bus_error(int /*signal*/) {
   static constexpr char kText[] =
       "cadre: expected the model's files to stay as they are, one became shorter or unreadable "
       "while in use (SIGBUS); fetch the model again\n";
+  static std::atomic_flag is_said = ATOMIC_FLAG_INIT;  // lock-free by its definition
+  while (is_said.test_and_set()) ::pause();            // another thread's _exit is on its way
   if (::write(STDERR_FILENO, kText, sizeof kText - 1) < 0) _exit(kExitBadInput);
   _exit(kExitBadInput);
 }
