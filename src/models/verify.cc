@@ -80,7 +80,8 @@ std::vector<LayerInput> capture(Model& model, const VerifyOptions& options) {
   const Tensor logits(DType::kF32, {1, model.info().vocab_size});
   try {
     model.forward({ids, {&options.num_tokens, 1}}, *cache, logits, &hooks);
-  } catch (const SeenEnough&) {  // the forward ended where we wanted
+  } catch (const SeenEnough&) {
+    return inputs;
   }
   return inputs;
 }
