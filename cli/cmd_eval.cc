@@ -32,8 +32,8 @@ double negative_log_likelihood(std::span<const float> logits, TokenId target) {
 
 std::vector<TokenId> tokens_of(const Model& model, const EvalOptions& options) {
   // The text's own tokens: no BOS and the like, so that every window is treated alike.
-  std::vector<TokenId> ids =
-      load_tokenizer(model).encode(read_text(options.text), /*add_special_tokens=*/false);
+  std::vector<TokenId> ids = encode_text(load_tokenizer(model), model, read_text(options.text),
+                                         /*add_special_tokens=*/false);
   const auto count = static_cast<int64_t>(ids.size());
   if (count < options.window) {
     throw InvalidArgument(str_cat("--window ", options.window, ": expected a text of ",

@@ -120,6 +120,7 @@ Outcome generate_text(Model& model, const GenerateOptions& options, const Common
   TextStream stream(tokenizer);
   std::string text;
   bool reader_gone = false;
+  const std::vector<TokenId> ids = encode_text(tokenizer, model, prompt);
   const auto give = [&](const std::string& piece) {
     text += piece;
     if (!common.json && !reader_gone) reader_gone = !write_stdout(piece);
@@ -127,12 +128,11 @@ Outcome generate_text(Model& model, const GenerateOptions& options, const Common
   const bool bar = common.json || isatty(STDOUT_FILENO) == 0;
   Progress progress(ProgressTerminal::standard_error(common.quiet || !bar), "tokens");
   int64_t count = 0;
-  Outcome outcome =
-      run_model(model, {tokenizer.encode(prompt)}, options.generation, [&](int64_t, TokenId id) {
-        give(stream.push(id));
-        progress.update("generating", ++count, options.generation.max_new_tokens);
-        return !reader_gone;
-      });
+  Outcome outcome = run_model(model, {ids}, options.generation, [&](int64_t, TokenId id) {
+    give(stream.push(id));
+    progress.update("generating", ++count, options.generation.max_new_tokens);
+    return !reader_gone;
+  });
   progress.clear();
   give(stream.finish());
   outcome.text = text;

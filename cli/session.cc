@@ -69,9 +69,14 @@ Tokenizer load_tokenizer(const Model& model) {
         str_cat(file.string(), ": expected the model's tokenizer, there is no such file; fetch it ",
                 "with the model, or give token ids: cadre generate --input-ids FILE"));
   }
-  Tokenizer tokenizer = Tokenizer::from_file(file);
-  check_tokenizer(tokenizer, model.info());
-  return tokenizer;
+  return Tokenizer::from_file(file);
+}
+
+std::vector<TokenId> encode_text(const Tokenizer& tokenizer, const Model& model,
+                                 std::string_view text, bool add_special_tokens) {
+  std::vector<TokenId> ids = tokenizer.encode(text, add_special_tokens);
+  check_token_ids(ids, tokenizer, model.info());
+  return ids;
 }
 
 TokenBatch read_input_ids(const std::filesystem::path& file, int64_t vocab_size) {

@@ -25,6 +25,10 @@ void require_known_sub_configs(const ExpertsImplementation& map, const ModelRepo
 /// tokenizer.json of the model's folder. Throws CheckpointError when it is not there.
 Tokenizer load_tokenizer(const Model& model);
 
+/// The text's ids, each of which the model has a row for.
+std::vector<TokenId> encode_text(const Tokenizer& tokenizer, const Model& model,
+                                 std::string_view text, bool add_special_tokens = true);
+
 /// `input_ids` of a safetensors file: B sequences of T tokens each.
 struct TokenBatch {
   int64_t num_sequences = 0;

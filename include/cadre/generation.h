@@ -13,9 +13,10 @@
 
 namespace cadre {
 
-/// Throws CheckpointError when the tokenizer, read from the model's folder, gives an id that the
-/// model has no row for. Fewer tokens than rows are usual.
-void check_tokenizer(const Tokenizer& tokenizer, const ModelInfo& info);
+/// Throws CheckpointError when one of the ids that the model's own tokenizer gave has no row in the
+/// model: the two do not belong together. Tokens that no text uses do no harm, so only ids count.
+void check_token_ids(std::span<const TokenId> ids, const Tokenizer& tokenizer,
+                     const ModelInfo& info);
 
 /// As in Transformers: logits are penalised, divided by the temperature, cut by top-k, top-p and
 /// min-p in this order, then drawn.

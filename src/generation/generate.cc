@@ -167,12 +167,14 @@ class Generation {
 
 }  // namespace
 
-void check_tokenizer(const Tokenizer& tokenizer, const ModelInfo& info) {
-  const TokenId id = tokenizer.max_id();
-  if (id < info.vocab_size) return;
+void check_token_ids(std::span<const TokenId> ids, const Tokenizer& tokenizer,
+                     const ModelInfo& info) {
+  const auto id =
+      std::find_if(ids.begin(), ids.end(), [&](TokenId token) { return token >= info.vocab_size; });
+  if (id == ids.end()) return;
   throw CheckpointError(str_cat(info.path, "/tokenizer.json: expected ids below the model's ",
-                                "vocab_size, ", info.vocab_size, " in config.json, got id ", id,
-                                " of ", quote(tokenizer.id_to_token(id).value_or("")),
+                                "vocab_size, ", info.vocab_size, " in config.json, got id ", *id,
+                                " of ", quote(tokenizer.id_to_token(*id).value_or("")),
                                 "; the tokenizer does not belong to the model, fetch it again"));
 }
 

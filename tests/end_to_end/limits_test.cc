@@ -97,10 +97,11 @@ TEST_F(Limits, ATokenizerWithIdsBeyondTheModelsIsTheCheckpointsFault) {
   auto tokenizer = nlohmann::json::parse(read_file(file));
   tokenizer["model"]["vocab"]["ab"] = 5000;
   write_file(file, tokenizer.dump());
-  for (const char* prompt : {"ab", "Once"}) {
-    expect_failure(run_cadre({"generate", prompt, "--model", model_, "--max-new-tokens", "1"}), 3,
-                   {file, "id 5000", "\"ab\"", "vocab_size"});
-  }
+  const auto generate = [&](const char* prompt) {
+    return run_cadre({"generate", prompt, "--model", model_, "--max-new-tokens", "1"});
+  };
+  expect_failure(generate("ab"), 3, {file, "id 5000", "\"ab\"", "vocab_size"});
+  EXPECT_EQ(generate("Once").exit_code, 0);
 }
 
 TEST_F(Limits, ATokenizerLinkToNothingIsNotAnAbsentTokenizer) {

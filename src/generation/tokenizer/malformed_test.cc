@@ -60,17 +60,18 @@ TEST(MalformedTokenizer, IdsThatTheModelHasNoRowForAreRefused) {
   info.path = "dir";
   for (const int64_t enough : {10, 11, 1000}) {
     info.vocab_size = enough;
-    EXPECT_NO_THROW(check_tokenizer(tokenizer, info));
+    EXPECT_NO_THROW(check_token_ids(tokenizer.encode("<s>ab"), tokenizer, info));
   }
   const auto refusal = [&info](const Tokenizer& other) -> std::string {
     try {
-      check_tokenizer(other, info);
+      check_token_ids(other.encode("<s>ab"), other, info);
     } catch (const CheckpointError& error) {
       return error.what();
     }
     return "accepted";
   };
   info.vocab_size = 9;
+  EXPECT_NO_THROW(check_token_ids(tokenizer.encode("ab"), tokenizer, info));  // <s> does no harm
   expect_parts(refusal(tokenizer), {"vocab_size, 9", "id 9", "\"<s>\""});
   json file = sound();
   file["model"]["vocab"]["ab"] = 5000;
