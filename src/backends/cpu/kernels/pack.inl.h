@@ -69,6 +69,40 @@ inline void load_transposed(const unsigned char* const* rows, int64_t offset, Wo
 #endif
 }
 
+#if CADRE_LANES == 16
+// 16 words of each row, word i of all rows -> out[i]. A row's cache line is read in one go: rows
+// that lie a power of two apart share a few sets of the L1 cache and would push each other out
+// between two visits.
+inline void load_transposed_lines(const unsigned char* const* rows, int64_t offset, Words* out) {
+  __m512i a[4][4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const auto at = [&](int r, int step) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + offset) + step);
+    };
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) a[s][j] = _mm512_castsi128_si512(at(j, s));
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) a[s][j] = _mm512_inserti32x4(a[s][j], at(4 + j, s), 1);
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) a[s][j] = _mm512_inserti32x4(a[s][j], at(8 + j, s), 2);
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) a[s][j] = _mm512_inserti32x4(a[s][j], at(12 + j, s), 3);
+  }
+#pragma GCC unroll 4
+  for (int s = 0; s < 4; ++s) {
+    const __m512i t0 = _mm512_unpacklo_epi32(a[s][0], a[s][1]);
+    const __m512i t1 = _mm512_unpackhi_epi32(a[s][0], a[s][1]);
+    const __m512i t2 = _mm512_unpacklo_epi32(a[s][2], a[s][3]);
+    const __m512i t3 = _mm512_unpackhi_epi32(a[s][2], a[s][3]);
+    out[4 * s] = (Words)_mm512_unpacklo_epi64(t0, t2);
+    out[4 * s + 1] = (Words)_mm512_unpackhi_epi64(t0, t2);
+    out[4 * s + 2] = (Words)_mm512_unpacklo_epi64(t1, t3);
+    out[4 * s + 3] = (Words)_mm512_unpackhi_epi64(t1, t3);
+  }
+}
+#endif
+
 // Four words a row -> pairs of floats. k counts from the start of the chunk.
 template <Element kType, Element kCompute, typename Sink>
 inline void sink_words(const Words* words, int k, Sink& sink) {
@@ -105,8 +139,20 @@ void pack_k_contiguous(const PackArgs& args, int first, Sink sink) {
                                              (first + n) * args.row_stride * kSize
                                        : kZeros;
   }
-  Words words[4];
   int k = 0;
+#if CADRE_LANES == 16
+  for (; k + 4 * kStep <= args.k; k += 4 * kStep) {
+    const int64_t offset = int64_t{k} * kSize;
+    if (args.prefetch_ahead != 0) {
+      for (int n = 0; n < kLanes; ++n) prefetch(rows[n] + offset + args.prefetch_ahead);
+    }
+    Words line[16];
+    load_transposed_lines(rows, offset, line);
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) sink_words<kType, kCompute>(line + 4 * s, k + s * kStep, sink);
+  }
+#endif
+  Words words[4];
   for (; k + kStep <= args.k; k += kStep) {
     const int64_t offset = int64_t{k} * kSize;
     if (args.prefetch_ahead != 0 && offset % 64 == 0) {
