@@ -10,6 +10,7 @@
 #include "backends/cpu/kernels/epilogue.inl.h"
 #include "backends/cpu/kernels/multiply.inl.h"
 #include "backends/cpu/kernels/pack.inl.h"
+#include "backends/cpu/kernels/pack_as_stored.inl.h"
 #include "backends/cpu/kernels/pack_pairs.inl.h"
 
 namespace cadre::cpu {
@@ -20,13 +21,21 @@ constexpr int kTileK = 32;
 constexpr int kPanelRowBytes = kPanelColumns * 4;  // one pair of k for all columns
 
 // A step takes kTileK of k whole: what the chunk lacks must be zero.
+void clear_rest(int k, int width, uint32_t* panel) {
+  const int end = (k + kTileK - 1) / kTileK * kTileK / 2;
+  for (int pair = (k + 1) / 2; pair < end; ++pair) {
+    __builtin_memset(panel + pair * kPanelColumns, 0, static_cast<unsigned>(width) * 4);
+  }
+}
+
 void pack_tiles(const PackArgs& args) {
   pack_pairs(args);
-  uint32_t* panel = static_cast<uint32_t*>(args.panel) + args.first_column;
-  const int end = (args.k + kTileK - 1) / kTileK * kTileK / 2;
-  for (int pair = (args.k + 1) / 2; pair < end; ++pair) {
-    __builtin_memset(panel + pair * kPanelColumns, 0, static_cast<unsigned>(args.width) * 4);
-  }
+  clear_rest(args.k, args.width, static_cast<uint32_t*>(args.panel) + args.first_column);
+}
+
+void unpack_tiles(const UnpackArgs& args) {
+  unpack_pairs(args);
+  clear_rest(args.k, kPanelColumns, static_cast<uint32_t*>(args.panel));
 }
 
 // g++ 12 does not tell its optimiser what the tile instructions read and write.
@@ -139,8 +148,8 @@ void multiply_tiles(const MultiplyArgs& args) {
 
 }  // namespace
 
-const KernelTable kAmxKernels = {"amx",         Element::kBF16, kTileRows,
-                                 pack_tiles,    multiply_tiles, widen_rows,
-                                 gate_function, finish_rows,    combine_parts};
+const KernelTable kAmxKernels = {"amx",          Element::kBF16, kTileRows,     pack_tiles,
+                                 multiply_tiles, widen_rows,     gate_function, finish_rows,
+                                 combine_parts,  pack_stored,    unpack_tiles};
 
 }  // namespace cadre::cpu

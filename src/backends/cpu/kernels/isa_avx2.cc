@@ -5,11 +5,13 @@
 #include "backends/cpu/kernels/epilogue.inl.h"
 #include "backends/cpu/kernels/multiply.inl.h"
 #include "backends/cpu/kernels/pack.inl.h"
+#include "backends/cpu/kernels/pack_as_stored.inl.h"
 
 namespace cadre::cpu {
 
 const KernelTable kAvx2Kernels = {
-    "avx2",     Element::kF32, 6,           pack_floats<16>, multiply_floats<6, 16>,
-    widen_rows, gate_function, finish_rows, combine_parts};
+    "avx2",           Element::kF32, 6,           pack_floats<16>, multiply_floats<6, 16>,
+    widen_rows,       gate_function, finish_rows, combine_parts,   pack_stored,
+    unpack_floats<16>};
 
 }  // namespace cadre::cpu

@@ -5,11 +5,13 @@
 #include "backends/cpu/kernels/epilogue.inl.h"
 #include "backends/cpu/kernels/multiply.inl.h"
 #include "backends/cpu/kernels/pack.inl.h"
+#include "backends/cpu/kernels/pack_as_stored.inl.h"
 
 namespace cadre::cpu {
 
 const KernelTable kAvx512Kernels = {
-    "avx512",   Element::kF32, 6,           pack_floats<64>, multiply_floats<6, 64>,
-    widen_rows, gate_function, finish_rows, combine_parts};
+    "avx512",         Element::kF32, 6,           pack_floats<64>, multiply_floats<6, 64>,
+    widen_rows,       gate_function, finish_rows, combine_parts,   pack_stored,
+    unpack_floats<64>};
 
 }  // namespace cadre::cpu

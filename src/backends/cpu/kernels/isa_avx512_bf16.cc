@@ -6,6 +6,7 @@
 #include "backends/cpu/kernels/epilogue.inl.h"
 #include "backends/cpu/kernels/multiply.inl.h"
 #include "backends/cpu/kernels/pack.inl.h"
+#include "backends/cpu/kernels/pack_as_stored.inl.h"
 #include "backends/cpu/kernels/pack_pairs.inl.h"
 
 namespace cadre::cpu {
@@ -84,6 +85,7 @@ void multiply_pairs(const MultiplyArgs& args) {
 
 const KernelTable kAvx512Bf16Kernels = {"avx512_bf16", Element::kBF16, 6,
                                         pack_pairs,    multiply_pairs, widen_rows,
-                                        gate_function, finish_rows,    combine_parts};
+                                        gate_function, finish_rows,    combine_parts,
+                                        pack_stored,   unpack_pairs};
 
 }  // namespace cadre::cpu

@@ -5,11 +5,13 @@
 #include "backends/cpu/kernels/epilogue.inl.h"
 #include "backends/cpu/kernels/multiply.inl.h"
 #include "backends/cpu/kernels/pack.inl.h"
+#include "backends/cpu/kernels/pack_as_stored.inl.h"
 
 namespace cadre::cpu {
 
 const KernelTable kPortableKernels = {"portable",     Element::kF32,         4,
                                       pack_floats<8>, multiply_floats<4, 8>, widen_rows,
-                                      gate_function,  finish_rows,           combine_parts};
+                                      gate_function,  finish_rows,           combine_parts,
+                                      pack_stored,    unpack_floats<8>};
 
 }  // namespace cadre::cpu

@@ -100,6 +100,34 @@ struct WidenArgs {
   float* out;  // [num_rows, kChunk]
 };
 
+/// Columns of a matrix: element (n, k) at data + n * row_stride + k * col_stride elements, any
+/// alignment.
+struct StoredColumns {
+  const void* data;
+  int64_t row_stride;
+  int64_t col_stride;
+  int columns;  // 0 to the part's width; the panel's other columns become zero
+};
+
+/// One panel of the packed form (packed_experts.h), bit for bit: element (n, k) of the panel's 64
+/// columns is written to panel[k / 2][n][k % 2]. Of two parts each gets half of the columns.
+struct PackStoredArgs {
+  const StoredColumns* parts;
+  int num_parts;  // 1 or 2
+  Element type;
+  int64_t k;    // of the whole matrix; an odd last pair is filled with zero
+  void* panel;  // 64-byte aligned, round_up(k, 2) * kPanelColumns elements
+};
+
+/// A chunk of such a panel, into a panel as pack writes it from the same weights.
+struct UnpackArgs {
+  const void* packed;  // first pair of the chunk
+  Element type;        // of the weights
+  Element compute;     // weights with more precision than this are rounded to it
+  int k;               // 1 to kChunk
+  void* panel;         // kPanelBytes
+};
+
 struct KernelTable {
   const char* name;
   Element row_type;  // what multiply reads: kF32, or kBF16 for the dot-product path
@@ -110,6 +138,8 @@ struct KernelTable {
   void (*gate)(const GateArgs&);
   void (*finish)(const FinishArgs&);
   void (*combine)(const CombineArgs&);
+  void (*pack_stored)(const PackStoredArgs&);
+  void (*unpack)(const UnpackArgs&);
 };
 
 extern const KernelTable kPortableKernels;

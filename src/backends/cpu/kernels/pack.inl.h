@@ -103,6 +103,20 @@ inline void load_transposed_lines(const unsigned char* const* rows, int64_t offs
 }
 #endif
 
+// A word of two 16-bit k for kLanes columns -> a pair.
+template <Element kType, Element kCompute, typename Sink>
+inline void sink_pair(Words word, int k, Sink& sink) {
+  if constexpr (kType == Element::kBF16 && requires { sink.words(k, word); }) {
+    sink.words(k, word);
+  } else if constexpr (kType == Element::kBF16) {
+    // bfloat16 weights are exact in every compute type: float16 computes in float32 too.
+    sink.template pair<Element::kF32>(k, bf16_low(word), bf16_high(word));
+  } else {
+    constexpr Element kRound = kCompute == Element::kF16 ? Element::kF32 : kCompute;
+    sink.template pair<kRound>(k, f16_to_float(word & 0xffffu), f16_to_float(word >> 16));
+  }
+}
+
 // Four words a row -> pairs of floats. k counts from the start of the chunk.
 template <Element kType, Element kCompute, typename Sink>
 inline void sink_words(const Words* words, int k, Sink& sink) {
@@ -111,18 +125,7 @@ inline void sink_words(const Words* words, int k, Sink& sink) {
     sink.template pair<kCompute>(k + 2, (Floats)words[2], (Floats)words[3]);
   } else {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kType == Element::kBF16 && requires { sink.words(k, words[i]); }) {
-        sink.words(k + 2 * i, words[i]);
-      } else if constexpr (kType == Element::kBF16) {
-        // bfloat16 weights are exact in every compute type: float16 computes in float32 too.
-        sink.template pair<Element::kF32>(k + 2 * i, bf16_low(words[i]), bf16_high(words[i]));
-      } else {
-        constexpr Element kRound = kCompute == Element::kF16 ? Element::kF32 : kCompute;
-        sink.template pair<kRound>(k + 2 * i, f16_to_float(words[i] & 0xffffu),
-                                   f16_to_float(words[i] >> 16));
-      }
-    }
+    for (int i = 0; i < 4; ++i) sink_pair<kType, kCompute>(words[i], k + 2 * i, sink);
   }
 }
 
@@ -214,12 +217,14 @@ void pack_typed(const PackArgs& args, MakeSink make_sink) {
 
 // kSubPanel columns lie together: [kPanelColumns / kSubPanel][kChunk][kSubPanel] floats.
 template <int kSubPanel>
+inline FloatSink float_sink(void* panel, int column) {
+  return {static_cast<float*>(panel) + column / kSubPanel * kSubPanel * kChunk + column % kSubPanel,
+          kSubPanel};
+}
+
+template <int kSubPanel>
 void pack_floats(const PackArgs& args) {
-  const auto make_sink = [&](int column) {
-    return FloatSink{static_cast<float*>(args.panel) + column / kSubPanel * kSubPanel * kChunk +
-                         column % kSubPanel,
-                     kSubPanel};
-  };
+  const auto make_sink = [&](int column) { return float_sink<kSubPanel>(args.panel, column); };
   with_type(args.type, [&]<Element kType>() {
     with_type(args.compute,
               [&]<Element kCompute>() { pack_typed<kType, kCompute>(args, make_sink); });

@@ -1,5 +1,5 @@
 // Packing of bfloat16 pairs, for the instructions that multiply two k at once. Included by the
-// isa_*.cc files after pack.inl.h; everything has internal linkage.
+// isa_*.cc files after pack_as_stored.inl.h; everything has internal linkage.
 
 namespace cadre::cpu {
 namespace {
@@ -20,6 +20,12 @@ void pack_pairs(const PackArgs& args) {
   };
   with_type(args.type,
             [&]<Element kType>() { pack_typed<kType, Element::kBF16>(args, make_sink); });
+}
+
+// As pack_pairs leaves the panel.
+void unpack_pairs(const UnpackArgs& args) {
+  unpack_with(args,
+              [&](int column) { return PairSink{static_cast<uint32_t*>(args.panel) + column}; });
 }
 
 }  // namespace
