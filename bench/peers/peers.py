@@ -182,7 +182,8 @@ class Cell:
         ratios = [their["us_median"] / our["us_median"] for our, their in zip(ours, theirs)]
         row.update(peer_us=median(their["us_median"] for their in theirs),
                    cadre_us=median(our["us_median"] for our in ours), ratio=median(ratios),
-                   ratio_min=min(ratios), ratio_max=max(ratios), rounds=len(turns), calls=len(turns) * self.options.repeats)
+                   ratio_min=min(ratios), ratio_max=max(ratios), rounds=len(turns), calls=len(turns) * self.options.repeats,
+                   cadre_calls_dropped=sum(our["calls_dropped"] for our in ours))
         for key in ("commit", "cpu", "isa"):
             row[key] = ours[0].get(key)
         for key in ("ceiling_gbs", "ceiling_tflops"):
@@ -204,8 +205,11 @@ def to_text(rows):
     # A note is wider than any column and stands last.
     widths = [max(len(line[i]) for line in table if i < 3 or len(line) == len(header)) for i in range(len(header))]
     right = {1, 3, 5, 6, 7, 8}
-    return "\n".join("  ".join(cell.rjust(width) if i in right and len(line) == len(header) else cell.ljust(width)
-                               for i, (cell, width) in enumerate(zip(line, widths))).rstrip() for line in table)
+
+    def aligned(line, i):
+        return line[i].rjust(widths[i]) if i in right and (i < 3 or len(line) == len(header)) else line[i].ljust(widths[i])
+
+    return "\n".join("  ".join(aligned(line, i) for i in range(len(line))).rstrip() for line in table)
 
 
 def run_all(options, rows):

@@ -24,7 +24,7 @@ with open("{log}", "a") as log:
 if turn >= {fails_at}:
     sys.exit("made to fail")
 for row in {rows}:
-    print(json.dumps({{**row, "us_median": {times}[turn], "ceiling_gbs": 30 + turn, "ceiling_tflops": 5}}))
+    print(json.dumps({{**row, "us_median": {times}[turn], "ceiling_gbs": 30 + turn, "ceiling_tflops": 5, "calls_dropped": 2}}))
 """
 
 
@@ -94,7 +94,8 @@ class PeersTest(unittest.TestCase):
         row = json.loads(rows_file.read_text())
         self.assertEqual((row["ratio"], row["ratio_min"], row["ratio_max"]), (3, 1, 4))
         self.assertEqual((row["peer_us"], row["cadre_us"], row["ceiling_gbs"]), (4000, 2000, 31))
-        self.assertEqual((row["rounds"], row["calls"], row["commit"], row["peer_version"]), (3, 12, "abc", "2.6.3"))
+        self.assertEqual((row["rounds"], row["calls"], row["cadre_calls_dropped"]), (3, 12, 6))
+        self.assertEqual((row["commit"], row["peer_version"]), ("abc", "2.6.3"))
         self.assertEqual(out.splitlines()[1].split(), ["8,2,64,32", "3", "onednn_plain", "4.000", "grouped_mm", "2.000",
                                                        "3.00", "1.00", "-", "4.00", "31.0"])
 
