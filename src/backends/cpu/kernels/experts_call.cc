@@ -17,7 +17,7 @@ constexpr int kGateColumns = kPanelColumns / 2;
 
 // Large enough that chunking costs nothing (thousands of tokens for today's models), small beside
 // the weights.
-constexpr int64_t kIntermediateBudget = int64_t{128} << 20;
+constexpr int64_t kRowBudget = int64_t{384} << 20;  // of x, where it must be paired, and h
 constexpr int64_t kResultBudget = int64_t{32} << 20;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -33,6 +33,17 @@ int64_t result_bytes_for(int64_t hidden_size, int64_t pairs) {
   const int64_t one_column = pairs * int64_t{sizeof(float)};
   return std::min(one_column * round_up(hidden_size, kPanelColumns),
                   std::max(kResultBudget, one_column * kPanelColumns));
+}
+
+// Rows that so many pairs can take when each block's are padded to a multiple of 16; blocks of up
+// to 16 rows are not padded.
+int64_t padded_rows(int64_t num_experts, int64_t pairs) {
+  const int64_t blocks = std::min(pairs / 17, num_experts + pairs / (kMaxBlockRows / 2));
+  return pairs + 15 * blocks;
+}
+
+bool pairs_rows(DType compute_dtype) {
+  return kernels_for(active_isa(), compute_dtype).multiply_in_place != nullptr;
 }
 
 GateKind gate_kind(const ExpertsConfig& config) {
@@ -79,16 +90,24 @@ MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t
     throw InvalidArgument(
         str_cat("experts workspace: max_tokens: expected 0 or more, got ", max_tokens));
   }
-  const int64_t h_bytes = config.intermediate_size * bytes_of(element_of(compute_dtype));
-  const int64_t token_bytes = config.top_k * std::max<int64_t>(h_bytes, kPanelColumns * 4);
+  const int64_t element = bytes_of(element_of(compute_dtype));
+  const bool paired = pairs_rows(compute_dtype);
+  const int64_t input_bytes = paired ? round_up(config.hidden_size, kPairedK) * element : 0;
+  const int64_t h_bytes =
+      (paired ? round_up(config.intermediate_size, kPairedK) : config.intermediate_size) * element;
+  const int64_t row_bytes = std::max<int64_t>(input_bytes + h_bytes, kPanelColumns * 4);
   MemoryPlan plan;
-  plan.chunk_tokens = std::min(max_tokens, std::max<int64_t>(1, kIntermediateBudget / token_bytes));
+  plan.chunk_tokens =
+      std::min(max_tokens, std::max<int64_t>(1, kRowBudget / (config.top_k * row_bytes)));
   const int64_t pairs = plan.chunk_tokens * config.top_k;
+  const int64_t rows = paired ? padded_rows(config.num_experts, pairs) : pairs;
   const auto padded = [](int64_t bytes) { return Workspace::padded(static_cast<size_t>(bytes)); };
   plan.routing_bytes = routing_plan_bytes(config.num_experts, plan.chunk_tokens, config.top_k);
-  plan.block_bytes = padded(pairs * int64_t{sizeof(RowBlock)});
+  plan.block_bytes =
+      padded(pairs * int64_t{sizeof(RowBlock)}) + padded((config.num_experts + 1) * int64_t{8});
   plan.used_bytes = padded(pairs);
-  plan.intermediate_bytes = padded(pairs * h_bytes);
+  plan.input_bytes = padded(rows * input_bytes);
+  plan.intermediate_bytes = padded(rows * h_bytes);
   plan.result_bytes = padded(result_bytes_for(config.hidden_size, pairs));
   plan.scratch_bytes = PerThreadScratch::bytes(num_threads);
   return plan;
@@ -104,11 +123,21 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
       compute_(element_of(experts.query.compute_dtype)),
       stored_(stored_element(experts.weights->format)),
       plan_(make_routing_plan(tokens.top_k_index, config_.num_experts, workspace)),
+      in_place_(reads_all_in_place()),
+      input_stride_(round_up(config_.hidden_size, kPairedK) * bytes_of(compute_)),
+      h_stride_(
+          (in_place_ ? round_up(config_.intermediate_size, kPairedK) : config_.intermediate_size) *
+          bytes_of(compute_)),
       scratch_(workspace, threads.num_threads()) {
   const int64_t pairs = tokens.top_k_index.numel();
   blocks_ = workspace.allocate<RowBlock>(pairs);
+  first_block_ = workspace.allocate<int64_t>(config_.num_experts + 1);
   used_ = workspace.allocate<uint8_t>(pairs);
-  h_ = workspace.allocate<char>(pairs * config_.intermediate_size * bytes_of(compute_));
+  make_blocks();
+  const bool paired = pairs_rows(experts.query.compute_dtype);
+  const int64_t rows = paired ? padded_rows(config_.num_experts, pairs) : pairs;
+  inputs_ = paired ? workspace.allocate<char>(rows * input_stride_) : nullptr;
+  h_ = workspace.allocate<char>((in_place_ ? rows : pairs) * h_stride_);
   const int64_t result_bytes = result_bytes_for(config_.hidden_size, pairs);
   results_ = static_cast<float*>(workspace.allocate(static_cast<size_t>(result_bytes)));
   range_columns_ = columns_that_fit(config_.hidden_size, pairs, result_bytes);
@@ -116,36 +145,51 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
   for (int64_t i = 0; i < plan_.num_pairs; ++i) used_[plan_.pairs[i]] = 1;
 }
 
-void ExpertsCall::append_blocks(int64_t active_index, int64_t* count) {
-  const int64_t begin = plan_.offsets[active_index];
-  const int64_t end = plan_.offsets[active_index + 1];
-  const RowBlocks split = split_rows(end - begin);
-  for (int64_t i = 0; i < split.count; ++i) {
-    const int64_t first = begin + i * split.rows_per_block;
-    blocks_[(*count)++] = {plan_.active[active_index], first,
-                           std::min(end, first + split.rows_per_block)};
+bool ExpertsCall::reads_all_in_place() const {
+  for (int64_t i = 0; i < plan_.num_active; ++i) {
+    const auto expert = static_cast<size_t>(plan_.active[i]);
+    const auto fits = [&](const ExpertMatrix& matrix, int64_t columns) {
+      return reads_in_place(kernels_, compute_, plain(matrix, stored_), columns);
+    };
+    if (!fits(weights_.up[expert], config_.intermediate_size) ||
+        !fits(weights_.down[expert], config_.hidden_size) ||
+        (config_.has_gate && !fits(weights_.gate[expert], config_.intermediate_size))) {
+      return false;
+    }
   }
+  return true;
 }
 
-RowBlockList ExpertsCall::blocks_of(int64_t active_index) {
-  int64_t count = 0;
-  append_blocks(active_index, &count);
-  return {blocks_, count};
+void ExpertsCall::make_blocks() {
+  int64_t paired = 0;
+  for (int64_t i = 0; i < plan_.num_active; ++i) {
+    first_block_[i] = num_blocks_;
+    const int64_t end = plan_.offsets[i + 1];
+    const RowBlocks split = split_rows(end - plan_.offsets[i]);
+    for (int64_t first = plan_.offsets[i]; first < end; first += split.rows_per_block) {
+      const int64_t last = std::min(end, first + split.rows_per_block);
+      blocks_[num_blocks_++] = {plan_.active[i], first, last, paired};
+      paired += paired_rows(static_cast<int>(last - first));
+    }
+  }
+  first_block_[plan_.num_active] = num_blocks_;
 }
 
-RowBlockList ExpertsCall::blocks_of_all() {
-  int64_t count = 0;
-  for (int64_t i = 0; i < plan_.num_active; ++i) append_blocks(i, &count);
-  return {blocks_, count};
+RowBlockList ExpertsCall::blocks_of(int64_t active_index) const {
+  const int64_t first = first_block_[active_index];
+  return {blocks_ + first, first_block_[active_index + 1] - first};
 }
+
+RowBlockList ExpertsCall::blocks_of_all() const { return {blocks_, num_blocks_}; }
 
 RowBlockList ExpertsCall::single_rows() {
   for (int64_t i = 0; i < plan_.num_active; ++i) {
     for (int64_t row = plan_.offsets[i]; row < plan_.offsets[i + 1]; ++row) {
-      blocks_[row] = {plan_.active[i], row, row + 1};
+      blocks_[row] = {plan_.active[i], row, row + 1, row};
     }
   }
-  return {blocks_, plan_.num_pairs};
+  num_blocks_ = plan_.num_pairs;
+  return {blocks_, num_blocks_};
 }
 
 int64_t ExpertsCall::num_ranges() const {
@@ -161,7 +205,36 @@ int64_t ExpertsCall::num_gate_up_panels() const {
   return (config_.intermediate_size + columns - 1) / columns;
 }
 
+const void* ExpertsCall::input_row(int64_t row) const {
+  const TensorView& x = tokens_.hidden_states;
+  const int64_t token = plan_.pairs[row] / config_.top_k;
+  return static_cast<const char*>(x.data()) + token * x.stride(0) * bytes_of(compute_);
+}
+
+char* ExpertsCall::h_of(const RowBlock& block) const {
+  return h_ + (in_place_ ? block.paired : block.begin) * h_stride_;
+}
+
+// Rows of x side by side, for every block of more than one.
+void ExpertsCall::pair_inputs(RowBlockList list) {
+  const auto single = [](const RowBlock& block) { return block.end - block.begin == 1; };
+  if (!in_place_ || std::all_of(list.blocks, list.blocks + list.count, single)) return;
+  constexpr int64_t kSlice = 512;  // k in a task
+  const int64_t slices = (config_.hidden_size + kSlice - 1) / kSlice;
+  threads_.parallel_for(list.count * slices, [&](int64_t task, int) {
+    const RowBlock& block = list.blocks[task / slices];
+    if (single(block)) return;
+    const int64_t k = task % slices * kSlice;
+    const int count = static_cast<int>(block.end - block.begin);
+    const void* rows[kMaxBlockRows];
+    for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
+    char* out = inputs_ + block.paired * input_stride_ + k * paired_rows(count) * 2;
+    kernels_.pair({rows, k, count, std::min(kSlice, config_.hidden_size - k), out});
+  });
+}
+
 void ExpertsCall::gate_up(RowBlockList list) {
+  pair_inputs(list);
   const int64_t panels = num_gate_up_panels();
   threads_.parallel_for(list.count * panels, [&](int64_t task, int thread) {
     gate_up_panel(list.blocks[task / panels], task % panels, scratch_[thread]);
@@ -177,13 +250,11 @@ void ExpertsCall::down(RowBlockList list, ColumnRange range) {
 
 void ExpertsCall::gate_up_panel(const RowBlock& block, int64_t panel,
                                 const PanelScratch& scratch) const {
-  const TensorView& x = tokens_.hidden_states;
   const void* rows[kMaxBlockRows];
   const int count = static_cast<int>(block.end - block.begin);
-  for (int r = 0; r < count; ++r) {
-    const int64_t token = plan_.pairs[block.begin + r] / config_.top_k;
-    rows[r] = static_cast<const char*>(x.data()) + token * x.stride(0) * bytes_of(compute_);
-  }
+  for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
+  const void* pairs = nullptr;
+  if (in_place_) pairs = count == 1 ? rows[0] : inputs_ + block.paired * input_stride_;
   const int width = config_.has_gate ? kGateColumns : kPanelColumns;
   const int64_t first = panel * width;
   const int columns = static_cast<int>(std::min<int64_t>(width, config_.intermediate_size - first));
@@ -196,7 +267,8 @@ void ExpertsCall::gate_up_panel(const RowBlock& block, int64_t panel,
   parts[num_parts] = {plain(weights_.up[expert], stored_), first, columns, num_parts * kGateColumns,
                       width};
   ++num_parts;
-  panel_product(kernels_, {rows, count, compute_}, config_.hidden_size, parts, num_parts, scratch);
+  panel_product(kernels_, {rows, count, compute_, pairs}, config_.hidden_size, parts, num_parts,
+                scratch);
   apply_gate(block, first, columns, scratch.acc);
 }
 
@@ -217,9 +289,24 @@ void ExpertsCall::apply_gate(const RowBlock& block, int64_t first, int columns,
   args.gate_bias = gate_bias;
   args.up_bias = up_bias;
   args.out_type = compute_;
-  args.out = h_ + (block.begin * config_.intermediate_size + first) * bytes_of(compute_);
-  args.out_stride = config_.intermediate_size;
+  write_gated(block, first, columns, args);
+}
+
+void ExpertsCall::write_gated(const RowBlock& block, int64_t first, int columns,
+                              GateArgs& args) const {
+  if (!in_place_ || args.num_rows == 1) {
+    args.out = h_of(block) + first * bytes_of(compute_);
+    args.out_stride = config_.intermediate_size;
+    return kernels_.gate(args);
+  }
+  uint16_t h[kMaxBlockRows * kPanelColumns];
+  const void* rows[kMaxBlockRows];
+  for (int r = 0; r < args.num_rows; ++r) rows[r] = h + r * kPanelColumns;
+  args.out = h;
+  args.out_stride = kPanelColumns;
   kernels_.gate(args);
+  kernels_.pair(
+      {rows, 0, args.num_rows, columns, h_of(block) + first * paired_rows(args.num_rows) * 2});
 }
 
 void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, int64_t panel,
@@ -233,7 +320,7 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, int64_t p
   void* out[kMaxBlockRows];
   float scales[kMaxBlockRows];
   for (int r = 0; r < count; ++r) {
-    rows[r] = h_ + (block.begin + r) * config_.intermediate_size * bytes_of(compute_);
+    rows[r] = h_of(block) + r * h_stride_;
     const int64_t pair = plan_.pairs[block.begin + r];
     out[r] = results_ + pair * range_columns_ + (first - range.begin);
     const int64_t at = pair / config_.top_k * weights.stride(0) + pair % config_.top_k;
@@ -242,7 +329,8 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, int64_t p
   }
   const PanelPart part{plain(weights_.down[static_cast<size_t>(block.expert)], stored_), first,
                        columns, 0, kPanelColumns};
-  panel_product(kernels_, {rows, count, compute_}, config_.intermediate_size, &part, 1, scratch);
+  panel_product(kernels_, {rows, count, compute_, in_place_ ? h_of(block) : nullptr},
+                config_.intermediate_size, &part, 1, scratch);
   float bias[kPanelColumns] = {};
   read_bias(weights_, weights_.down_bias, block.expert, first, columns, bias);
   kernels_.finish({scratch.acc, count, columns, bias, scales, Element::kF32, out});

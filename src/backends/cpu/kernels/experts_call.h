@@ -30,13 +30,14 @@ struct MemoryPlan {
   size_t routing_bytes = 0;
   size_t block_bytes = 0;
   size_t used_bytes = 0;
+  size_t input_bytes = 0;
   size_t intermediate_bytes = 0;
   size_t result_bytes = 0;
   size_t scratch_bytes = 0;
 
   size_t total() const {
-    return routing_bytes + block_bytes + used_bytes + intermediate_bytes + result_bytes +
-           scratch_bytes;
+    return routing_bytes + block_bytes + used_bytes + input_bytes + intermediate_bytes +
+           result_bytes + scratch_bytes;
   }
 };
 
@@ -51,6 +52,7 @@ struct RowBlock {
   int64_t expert = 0;
   int64_t begin = 0;
   int64_t end = 0;
+  int64_t paired = 0;  // where its paired rows begin, counted in rows
 };
 
 struct RowBlockList {
@@ -73,11 +75,10 @@ class ExpertsCall {
 
   const RoutingPlan& plan() const { return plan_; }
 
-  /// The blocks of the i-th active expert, or of all of them, in the order of the sorted pairs. The
-  /// list is valid until the next call of either.
-  RowBlockList blocks_of(int64_t active_index);
-  RowBlockList blocks_of_all();
-  /// One block for every pair.
+  /// The blocks of the i-th active expert, or of all of them, in the order of the sorted pairs.
+  RowBlockList blocks_of(int64_t active_index) const;
+  RowBlockList blocks_of_all() const;
+  /// One block for every pair, instead of the other blocks from now on.
   RowBlockList single_rows();
 
   /// The ranges of columns that the result memory can hold one after the other.
@@ -95,12 +96,17 @@ class ExpertsCall {
 
  private:
   int64_t num_gate_up_panels() const;
+  bool reads_all_in_place() const;
+  void make_blocks();
+  void pair_inputs(RowBlockList list);
+  const void* input_row(int64_t row) const;
+  char* h_of(const RowBlock& block) const;
   void gate_up_panel(const RowBlock& block, int64_t panel, const PanelScratch& scratch) const;
   void down_panel(const RowBlock& block, ColumnRange range, int64_t panel,
                   const PanelScratch& scratch) const;
   void apply_gate(const RowBlock& block, int64_t first, int columns, const float* acc) const;
+  void write_gated(const RowBlock& block, int64_t first, int columns, GateArgs& args) const;
   void combine_token(int64_t token, ColumnRange range) const;
-  void append_blocks(int64_t active_index, int64_t* count);
 
   const ExpertsConfig& config_;
   const ExpertsWeights& weights_;
@@ -110,9 +116,15 @@ class ExpertsCall {
   Element compute_;
   Element stored_;
   RoutingPlan plan_;
-  RowBlock* blocks_;
-  uint8_t* used_;   // [num_tokens * top_k] the slot names an expert
-  char* h_;         // [num_pairs, intermediate_size] in the compute dtype, sorted order
+  bool in_place_;         // weights are read where they lie, x and h as paired rows
+  int64_t input_stride_;  // bytes of a paired row of x
+  int64_t h_stride_;      // bytes of a row of h
+  RowBlock* blocks_;      // [num_blocks_]
+  int64_t num_blocks_ = 0;
+  int64_t* first_block_;  // [num_active + 1] of each active expert
+  uint8_t* used_;         // [num_tokens * top_k] the slot names an expert
+  char* inputs_;          // the blocks' rows of x, paired; blocks of one row have theirs in x
+  char* h_;         // [num_pairs, intermediate_size] in the compute dtype, sorted order; or paired
   float* results_;  // [num_tokens * top_k, range_columns_], by pair
   int64_t range_columns_;
   PerThreadScratch scratch_;

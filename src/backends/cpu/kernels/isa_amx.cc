@@ -41,14 +41,15 @@ void unpack_tiles(const UnpackArgs& args) {
 // g++ 12 does not tell its optimiser what the tile instructions read and write.
 inline void publish(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
 // Tiles 0 to 3: sums of 16 columns each; 4: rows; 5 and 6: the panel.
 void configure_tiles(int rows) {
-  struct alignas(64) {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } config = {};
-  config.palette = 1;
+  TileConfig config;
   for (int i = 0; i < 7; ++i) {
     config.row_bytes[i] = 64;
     config.rows[i] = static_cast<uint8_t>(i < 5 ? rows : kTileRows);
@@ -147,9 +148,15 @@ void multiply_tiles(const MultiplyArgs& args) {
 }
 
 }  // namespace
+}  // namespace cadre::cpu
 
-const KernelTable kAmxKernels = {"amx",          Element::kBF16, kTileRows,     pack_tiles,
-                                 multiply_tiles, widen_rows,     gate_function, finish_rows,
-                                 combine_parts,  pack_stored,    unpack_tiles};
+#include "backends/cpu/kernels/amx_in_place.inl.h"
+
+namespace cadre::cpu {
+
+const KernelTable kAmxKernels = {"amx",          Element::kBF16, kTileRows,         pack_tiles,
+                                 multiply_tiles, widen_rows,     gate_function,     finish_rows,
+                                 combine_parts,  pair_rows,      multiply_in_place, pack_stored,
+                                 unpack_tiles};
 
 }  // namespace cadre::cpu

@@ -9,9 +9,18 @@
 
 namespace cadre::cpu {
 
-const KernelTable kAvx2Kernels = {
-    "avx2",           Element::kF32, 6,           pack_floats<16>, multiply_floats<6, 16>,
-    widen_rows,       gate_function, finish_rows, combine_parts,   pack_stored,
-    unpack_floats<16>};
+const KernelTable kAvx2Kernels = {"avx2",
+                                  Element::kF32,
+                                  6,
+                                  pack_floats<16>,
+                                  multiply_floats<6, 16>,
+                                  widen_rows,
+                                  gate_function,
+                                  finish_rows,
+                                  combine_parts,
+                                  nullptr,
+                                  nullptr,
+                                  pack_stored,
+                                  unpack_floats<16>};
 
 }  // namespace cadre::cpu

@@ -9,9 +9,18 @@
 
 namespace cadre::cpu {
 
-const KernelTable kAvx512Kernels = {
-    "avx512",         Element::kF32, 6,           pack_floats<64>, multiply_floats<6, 64>,
-    widen_rows,       gate_function, finish_rows, combine_parts,   pack_stored,
-    unpack_floats<64>};
+const KernelTable kAvx512Kernels = {"avx512",
+                                    Element::kF32,
+                                    6,
+                                    pack_floats<64>,
+                                    multiply_floats<6, 64>,
+                                    widen_rows,
+                                    gate_function,
+                                    finish_rows,
+                                    combine_parts,
+                                    nullptr,
+                                    nullptr,
+                                    pack_stored,
+                                    unpack_floats<64>};
 
 }  // namespace cadre::cpu

@@ -9,9 +9,18 @@
 
 namespace cadre::cpu {
 
-const KernelTable kPortableKernels = {"portable",     Element::kF32,         4,
-                                      pack_floats<8>, multiply_floats<4, 8>, widen_rows,
-                                      gate_function,  finish_rows,           combine_parts,
-                                      pack_stored,    unpack_floats<8>};
+const KernelTable kPortableKernels = {"portable",
+                                      Element::kF32,
+                                      4,
+                                      pack_floats<8>,
+                                      multiply_floats<4, 8>,
+                                      widen_rows,
+                                      gate_function,
+                                      finish_rows,
+                                      combine_parts,
+                                      nullptr,
+                                      nullptr,
+                                      pack_stored,
+                                      unpack_floats<8>};
 
 }  // namespace cadre::cpu

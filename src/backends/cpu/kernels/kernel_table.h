@@ -100,6 +100,42 @@ struct WidenArgs {
   float* out;  // [num_rows, kChunk]
 };
 
+/// k that the in-place products take in one step: paired rows are zero up to a multiple of it.
+inline constexpr int kPairedK = 32;
+
+/// Words from one pair of k to the next when so many rows are paired.
+constexpr int paired_rows(int num_rows) {
+  return num_rows <= 16 ? num_rows : (num_rows + 15) / 16 * 16;
+}
+
+/// Puts rows of bfloat16 side by side, two k in a word: element k of row r becomes half k % 2 of
+/// out[k / 2 * paired_rows(num_rows) + r]. What rows and k lack is zero.
+struct PairArgs {
+  const void* const* rows;  // element 0 of each
+  int64_t row_offset;       // elements to add to each pointer
+  int num_rows;
+  int64_t k;
+  void* out;  // [round_up(k, kPairedK) / 2, paired_rows(num_rows)] words
+};
+
+/// 16 weight rows (columns of the product) as they lie in memory, k after k.
+struct WeightRows {
+  const void* first;
+  int64_t stride;  // elements
+  int column;      // where their products go
+};
+
+/// acc[r][column + i] = row r . weight row i, over the whole of K, summed as multiply does.
+struct InPlaceArgs {
+  const WeightRows* groups;  // an even number of them reads best
+  int num_groups;
+  int64_t k;
+  const void* pairs;  // as pair wrote them; a single row as it is
+  int num_rows;
+  float* sums;  // scratch: [2 * 16, paired rows, at least 16], 64-byte aligned
+  float* acc;   // [num_rows, kPanelColumns]
+};
+
 /// Columns of a matrix: element (n, k) at data + n * row_stride + k * col_stride elements, any
 /// alignment.
 struct StoredColumns {
@@ -138,6 +174,9 @@ struct KernelTable {
   void (*gate)(const GateArgs&);
   void (*finish)(const FinishArgs&);
   void (*combine)(const CombineArgs&);
+  // Products of weights where they lie; null where packing them first is the only way.
+  void (*pair)(const PairArgs&);
+  void (*multiply_in_place)(const InPlaceArgs&);
   void (*pack_stored)(const PackStoredArgs&);
   void (*unpack)(const UnpackArgs&);
 };

@@ -48,7 +48,23 @@ class Product {
                 element_of(args.weight.dtype())},
         x_type_(element_of(args.x.dtype())),
         out_type_(element_of(args.out.dtype())),
-        blocks_(split_rows(args.x.dim(0))) {}
+        blocks_(split_rows(args.x.dim(0))),
+        in_place_(reads_in_place(kernels, x_type_, weight_, args.weight.dim(0))) {}
+
+  // The rows side by side, where more than one meets weights in place.
+  void pair_rows(Workspace& workspace, ThreadPool& threads) {
+    if (!in_place_ || args_.x.dim(0) <= 1) return;
+    pairs_ = static_cast<char*>(workspace.allocate(pair_bytes(args_.x.dim(0), args_.x.dim(1))));
+    const int64_t slices = (args_.x.dim(1) + kSlice - 1) / kSlice;
+    threads.parallel_for(blocks_.count * slices, [&](int64_t task, int) {
+      pair_slice(task / slices, task % slices * kSlice);
+    });
+  }
+
+  static size_t pair_bytes(int64_t rows, int64_t k) {
+    const RowBlocks blocks = split_rows(rows);
+    return static_cast<size_t>(blocks.count * paired_bytes(blocks.rows_per_block, k));
+  }
 
   int64_t num_tasks() const {
     return blocks_.count * ((args_.weight.dim(0) + kPanelColumns - 1) / kPanelColumns);
@@ -56,21 +72,21 @@ class Product {
 
   // Row blocks of one panel follow each other, so the panel's weights stay in cache.
   void run(int64_t task, const PanelScratch& scratch) const {
-    const int64_t first_row = task % blocks_.count * blocks_.rows_per_block;
+    const int64_t block = task % blocks_.count;
+    const int64_t first_row = block * blocks_.rows_per_block;
     const int64_t first_column = task / blocks_.count * kPanelColumns;
-    const int rows = static_cast<int>(std::min(blocks_.rows_per_block, args_.x.dim(0) - first_row));
+    const int rows = rows_of(block);
     const int columns =
         static_cast<int>(std::min<int64_t>(kPanelColumns, args_.weight.dim(0) - first_column));
     const void* x[kMaxBlockRows];
     void* out[kMaxBlockRows];
     for (int r = 0; r < rows; ++r) {
-      x[r] = static_cast<const char*>(args_.x.data()) +
-             (first_row + r) * args_.x.stride(0) * bytes_of(x_type_);
+      x[r] = x_row(first_row + r);
       out[r] = static_cast<char*>(args_.out.mutable_data()) +
                ((first_row + r) * args_.out.stride(0) + first_column) * bytes_of(out_type_);
     }
     const PanelPart part{weight_, first_column, columns, 0, kPanelColumns};
-    panel_product(kernels_, {x, rows, x_type_}, args_.x.dim(1), &part, 1, scratch);
+    panel_product(kernels_, {x, rows, x_type_, pairs_of(block)}, args_.x.dim(1), &part, 1, scratch);
     float bias[kPanelColumns] = {};
     if (args_.bias) {
       read_floats(args_.bias.data(), args_.bias.stride(0), element_of(args_.bias.dtype()),
@@ -81,12 +97,42 @@ class Product {
   }
 
  private:
+  static constexpr int64_t kSlice = 512;  // k in a task of pairing
+
+  int rows_of(int64_t block) const {
+    const int64_t left = args_.x.dim(0) - block * blocks_.rows_per_block;
+    return static_cast<int>(std::min(blocks_.rows_per_block, left));
+  }
+
+  const void* x_row(int64_t row) const {
+    return static_cast<const char*>(args_.x.data()) + row * args_.x.stride(0) * bytes_of(x_type_);
+  }
+
+  char* paired_block(int64_t block) const {
+    return pairs_ + block * paired_bytes(blocks_.rows_per_block, args_.x.dim(1));
+  }
+
+  const void* pairs_of(int64_t block) const {
+    if (!in_place_) return nullptr;
+    return args_.x.dim(0) == 1 ? x_row(0) : paired_block(block);
+  }
+
+  void pair_slice(int64_t block, int64_t k) const {
+    const void* rows[kMaxBlockRows];
+    const int count = rows_of(block);
+    for (int r = 0; r < count; ++r) rows[r] = x_row(block * blocks_.rows_per_block + r);
+    kernels_.pair({rows, k, count, std::min(kSlice, args_.x.dim(1) - k),
+                   paired_block(block) + k * paired_rows(count) * 2});
+  }
+
   const MatmulArgs& args_;
   const KernelTable& kernels_;
   PlainMatrix weight_;
   Element x_type_;
   Element out_type_;
   RowBlocks blocks_;
+  bool in_place_;
+  char* pairs_ = nullptr;  // of each block
 };
 
 }  // namespace
@@ -95,15 +141,18 @@ void matmul(const MatmulArgs& args, Workspace& workspace, ThreadPool& threads) {
   check(args);
   if (args.x.dim(1) == 0) fail(args, "K of at least 1");
   const Workspace::Scope scope(workspace);
-  const Product product(args, kernels_for(active_isa(), args.x.dtype()));
+  Product product(args, kernels_for(active_isa(), args.x.dtype()));
+  product.pair_rows(workspace, threads);
   const PerThreadScratch scratch(workspace, threads.num_threads());
   threads.parallel_for(product.num_tasks(),
                        [&](int64_t task, int thread) { product.run(task, scratch[thread]); });
 }
 
-size_t matmul_workspace_bytes(int64_t /*num_rows*/, int64_t /*k*/, DType /*compute_dtype*/,
-                              int num_threads) {
-  return PerThreadScratch::bytes(num_threads);
+size_t matmul_workspace_bytes(int64_t num_rows, int64_t k, DType compute_dtype, int num_threads) {
+  const bool pairs =
+      num_rows > 1 && kernels_for(active_isa(), compute_dtype).multiply_in_place != nullptr;
+  return PerThreadScratch::bytes(num_threads) +
+         (pairs ? Workspace::padded(Product::pair_bytes(num_rows, k)) : 0);
 }
 
 }  // namespace cadre::cpu

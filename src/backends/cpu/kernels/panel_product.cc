@@ -62,7 +62,31 @@ void pack_part(const KernelTable& kernels, const PanelPart& part, Element comput
   kernels.pack(args);
 }
 
+// Groups of 16 columns, those of two parts taking turns.
+void multiply_where_they_lie(const KernelTable& kernels, const RowSet& rows, int64_t k,
+                             const PanelPart* parts, int num_parts, const PanelScratch& scratch) {
+  WeightRows groups[kPanelColumns / 16];
+  int num_groups = 0;
+  for (int column = 0; column < kPanelColumns; column += 16) {
+    for (int p = 0; p < num_parts; ++p) {
+      const PanelPart& part = parts[p];
+      if (column >= part.count) continue;
+      const void* first = static_cast<const char*>(part.matrix.data) +
+                          byte_offset(part.matrix, part.begin + column, 0);
+      groups[num_groups++] = {first, part.matrix.row_stride, part.at + column};
+    }
+  }
+  kernels.multiply_in_place(
+      {groups, num_groups, k, rows.pairs, rows.count, scratch.wide_rows, scratch.acc});
+}
+
 }  // namespace
+
+bool reads_in_place(const KernelTable& kernels, Element row_type, const PlainMatrix& matrix,
+                    int64_t columns) {
+  return kernels.multiply_in_place != nullptr && row_type == kernels.row_type &&
+         matrix.type == row_type && matrix.col_stride == 1 && columns % 16 == 0;
+}
 
 RowBlocks split_rows(int64_t rows) {
   if (rows <= kMaxBlockRows) return {rows > 0 ? 1 : 0, rows};
@@ -96,6 +120,9 @@ size_t PerThreadScratch::bytes(int num_threads) {
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                    const PanelPart* parts, int num_parts, const PanelScratch& scratch) {
   CADRE_DCHECK(rows.count <= kMaxBlockRows);
+  if (rows.pairs != nullptr) {
+    return multiply_where_they_lie(kernels, rows, k, parts, num_parts, scratch);
+  }
   const bool widen = rows.type != kernels.row_type;
   const void* wide_rows[kMaxBlockRows];
   if (widen) {

@@ -44,7 +44,7 @@ struct PanelPart {
 struct PanelScratch {
   void* panel = nullptr;       // kPanelBytes
   float* acc = nullptr;        // [kMaxBlockRows, kPanelColumns]
-  float* wide_rows = nullptr;  // [kMaxBlockRows, kChunk], when rows must be converted
+  float* wide_rows = nullptr;  // [kMaxBlockRows, kChunk], when rows must be converted; or sums
 
   static size_t bytes();
   static PanelScratch take(Workspace& workspace);
@@ -65,9 +65,21 @@ struct RowSet {
   const void* const* rows = nullptr;  // [count] first element of each
   int count = 0;                      // at most kMaxBlockRows
   Element type = Element::kF32;
+  const void* pairs = nullptr;  // the same rows paired (a single row: itself), for weights in place
 };
 
-/// scratch.acc[r][column] = row r . column, for all columns of one or two parts.
+/// Whether products with a matrix of `columns` columns can read it where it lies.
+bool reads_in_place(const KernelTable& kernels, Element row_type, const PlainMatrix& matrix,
+                    int64_t columns);
+
+/// Bytes of `count` rows of k elements when paired.
+constexpr int64_t paired_bytes(int64_t count, int64_t k) {
+  const int64_t rows = count <= 16 ? count : (count + 15) / 16 * 16;
+  return rows * ((k + kPairedK - 1) / kPairedK * kPairedK) * 2;
+}
+
+/// scratch.acc[r][column] = row r . column, for all columns of one or two parts. With rows.pairs
+/// the weights are read where they lie: reads_in_place must hold for every part.
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                    const PanelPart* parts, int num_parts, const PanelScratch& scratch);
 

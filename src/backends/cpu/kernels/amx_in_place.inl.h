@@ -1,0 +1,281 @@
+// Products of weights where they lie: 16 weight rows are a tile as they are, so the sums come out
+// transposed, a weight row in each tile row and a token in each column. Included by isa_amx.cc
+// after its other parts; everything has internal linkage.
+//
+// Two groups of 16 rows take turns chunk by chunk: 32 streams of memory are what the hardware's
+// prefetcher follows. A chunk's sums leave the tiles for a buffer and are added to the running sums
+// while the next products are under way.
+
+namespace cadre::cpu {
+namespace {
+
+constexpr int kTileFloats = kTileRows * 16;
+constexpr int kMaxTokenTiles = 5;  // 5 of sums, one of weights, two of tokens
+
+// Tiles 0 to 4: sums; 5: weights; 6 and 7: tokens.
+void configure_in_place(int tokens) {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = static_cast<uint16_t>(i == 5 ? 64 : tokens * 4);
+    config.rows[i] = kTileRows;
+  }
+  publish(&config);
+  _tile_loadconfig(&config);
+}
+
+// Sums of one chunk that still have to be added to the running ones.
+struct Pending {
+  const float* from = nullptr;  // [tiles][kTileRows][16]
+  float* to = nullptr;          // [kTileRows, stride]
+  int64_t stride = 0;
+  int tiles = 0;
+
+  // Rows [4 * quarter, 4 * quarter + 4) of a tile.
+  void add(int tile, int quarter) const {
+    const float* sums = from + tile * kTileFloats + quarter * 64;
+    float* running = to + quarter * 4 * stride + tile * 16;
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r, sums += 16, running += stride) {
+      store(running, load<Floats>(running) + load<Floats>(sums));
+    }
+  }
+  void finish() {
+    for (int i = 0; i < tiles * 4; ++i) add(i / 4, i % 4);
+    tiles = 0;
+  }
+};
+
+// One chunk of 16 weight rows times kTiles tiles of tokens.
+struct Block {
+  const uint16_t* weights;
+  int64_t weight_stride;   // bytes
+  const uint32_t* tokens;  // [k / 2, token_stride]
+  int64_t token_stride;    // words
+  int64_t prefetch_ahead;  // bytes; 0 = none
+};
+
+inline void prefetch_rows(const Block& block, int step) {
+  const char* at =
+      reinterpret_cast<const char*>(block.weights + step * kTileK) + block.prefetch_ahead;
+#pragma GCC unroll 16
+  for (int r = 0; r < kTileRows; ++r) prefetch(at + r * block.weight_stride);
+}
+
+// g++ 12 wants tile numbers as literals.
+template <int kTile>
+inline void multiply_token_tile(const Block& block, int step) {
+  const uint32_t* tokens = block.tokens + step * 16 * block.token_stride + kTile * 16;
+  if constexpr (kTile % 2 == 0) {
+    _tile_loadd(6, tokens, block.token_stride * 4);
+  } else {
+    _tile_loadd(7, tokens, block.token_stride * 4);
+  }
+  if constexpr (kTile == 0) _tile_dpbf16ps(0, 5, 6);
+  if constexpr (kTile == 1) _tile_dpbf16ps(1, 5, 7);
+  if constexpr (kTile == 2) _tile_dpbf16ps(2, 5, 6);
+  if constexpr (kTile == 3) _tile_dpbf16ps(3, 5, 7);
+  if constexpr (kTile == 4) _tile_dpbf16ps(4, 5, 6);
+}
+
+template <int kTiles, bool kAdd>
+inline void multiply_step(const Block& block, int step, const Pending& pending) {
+  _tile_loadd(5, block.weights + step * kTileK, block.weight_stride);
+  if (block.prefetch_ahead != 0) prefetch_rows(block, step);
+  multiply_token_tile<0>(block, step);
+  if constexpr (kAdd) pending.add(0, step);
+  if constexpr (kTiles > 1) multiply_token_tile<1>(block, step);
+  if constexpr (kTiles > 1 && kAdd) pending.add(1, step);
+  if constexpr (kTiles > 2) multiply_token_tile<2>(block, step);
+  if constexpr (kTiles > 2 && kAdd) pending.add(2, step);
+  if constexpr (kTiles > 3) multiply_token_tile<3>(block, step);
+  if constexpr (kTiles > 3 && kAdd) pending.add(3, step);
+  if constexpr (kTiles > 4) multiply_token_tile<4>(block, step);
+  if constexpr (kTiles > 4 && kAdd) pending.add(4, step);
+}
+
+template <int kTiles>
+inline void zero_tiles() {
+  _tile_zero(0);
+  if constexpr (kTiles > 1) _tile_zero(1);
+  if constexpr (kTiles > 2) _tile_zero(2);
+  if constexpr (kTiles > 3) _tile_zero(3);
+  if constexpr (kTiles > 4) _tile_zero(4);
+}
+
+template <int kTiles>
+inline void store_sums(float* to, int64_t tile_stride, int64_t row_bytes) {
+  _tile_stored(0, to, row_bytes);
+  if constexpr (kTiles > 1) _tile_stored(1, to + tile_stride, row_bytes);
+  if constexpr (kTiles > 2) _tile_stored(2, to + 2 * tile_stride, row_bytes);
+  if constexpr (kTiles > 3) _tile_stored(3, to + 3 * tile_stride, row_bytes);
+  if constexpr (kTiles > 4) _tile_stored(4, to + 4 * tile_stride, row_bytes);
+  publish(to);
+}
+
+// A whole chunk, with another chunk's sums added meanwhile.
+template <int kTiles, bool kAdd>
+inline void multiply_chunk(const Block& block, const Pending& pending) {
+  zero_tiles<kTiles>();
+#pragma GCC unroll 4
+  for (int step = 0; step < kChunk / kTileK; ++step) {
+    multiply_step<kTiles, kAdd>(block, step, pending);
+  }
+}
+
+// What is left of K behind the last whole chunk, copied where it must not be read on.
+struct LastChunk {
+  alignas(64) uint16_t weights[kTileRows * kTileK] = {};
+  alignas(64) uint32_t tokens[kTileK / 2] = {};
+};
+
+template <int kTiles>
+void multiply_last_chunk(const Block& block, int k, bool single_row) {
+  zero_tiles<kTiles>();
+  const int steps = k / kTileK;
+  for (int step = 0; step < steps; ++step) multiply_step<kTiles, false>(block, step, {});
+  const int rest = k % kTileK;
+  if (rest == 0) return;
+  LastChunk last;
+  const auto bytes = static_cast<unsigned>(rest * 2);
+  for (int r = 0; r < kTileRows; ++r) {
+    const char* row =
+        reinterpret_cast<const char*>(block.weights + steps * kTileK) + r * block.weight_stride;
+    __builtin_memcpy(last.weights + r * kTileK, row, bytes);
+  }
+  Block tail{last.weights, kTileK * 2, block.tokens + steps * 16 * block.token_stride,
+             block.token_stride, 0};
+  if (single_row) {
+    __builtin_memcpy(last.tokens, tail.tokens, bytes);
+    tail.tokens = last.tokens;
+  }
+  publish(&last);
+  multiply_step<kTiles, false>(tail, 0, {});
+}
+
+// Running sums of two groups of weight rows: [2 * kTileRows, stride], a column for each token.
+class InPlaceProduct {
+ public:
+  explicit InPlaceProduct(const InPlaceArgs& args)
+      : args_(args),
+        token_stride_(paired_rows(args.num_rows)),
+        tiles_((args.num_rows + 15) / 16),
+        sum_stride_(int64_t{16} * tiles_) {}
+
+  void run(const WeightRows* groups, int count) {
+    for (int64_t k = 0; k < args_.k; k += kChunk) {
+      for (int first = 0; first < tiles_; first += per_pass()) {
+        for (int g = 0; g < count; ++g) chunk(groups[g], g, k, first);
+      }
+    }
+    pending_.finish();
+    for (int g = 0; g < count; ++g) write(groups[g], sums(g, 0));
+  }
+
+ private:
+  // Passes of like size over the token tiles.
+  int per_pass() const {
+    const int passes = (tiles_ + kMaxTokenTiles - 1) / kMaxTokenTiles;
+    return (tiles_ + passes - 1) / passes;
+  }
+
+  float* sums(int group, int tile) const {
+    return args_.sums + group * kTileRows * sum_stride_ + tile * 16;
+  }
+
+  void chunk(const WeightRows& rows, int group, int64_t k, int first) {
+    const int count = tiles_ - first < per_pass() ? tiles_ - first : per_pass();
+    if (count == 1) return multiply<1>(rows, group, k, first);
+    if (count == 2) return multiply<2>(rows, group, k, first);
+    if (count == 3) return multiply<3>(rows, group, k, first);
+    if (count == 4) return multiply<4>(rows, group, k, first);
+    multiply<kMaxTokenTiles>(rows, group, k, first);
+  }
+
+  template <int kTiles>
+  void multiply(const WeightRows& rows, int group, int64_t k, int first) {
+    // One tile of tokens leaves the hardware time enough to fetch ahead.
+    const Block block{
+        static_cast<const uint16_t*>(rows.first) + k, rows.stride * 2,
+        static_cast<const uint32_t*>(args_.pairs) + k / 2 * token_stride_ + first * 16,
+        token_stride_, tiles_ > 1 && first == 0 ? kChunk * 2 : 0};
+    const int64_t left = args_.k - k;
+    if (left < kChunk) {
+      pending_.finish();
+      multiply_last_chunk<kTiles>(block, static_cast<int>(left), args_.num_rows == 1);
+    } else if (pending_.tiles == kTiles) {
+      multiply_chunk<kTiles, true>(block, pending_);
+    } else {
+      pending_.finish();
+      multiply_chunk<kTiles, false>(block, pending_);
+    }
+    float* running = sums(group, first);
+    pending_.tiles = 0;
+    if (k == 0) return store_sums<kTiles>(running, 16, sum_stride_ * 4);
+    buffer_ ^= 1;
+    store_sums<kTiles>(buffers_[buffer_], kTileFloats, 64);
+    pending_ = {buffers_[buffer_], running, sum_stride_, kTiles};
+  }
+
+  // Sums to acc, a token in each row again.
+  void write(const WeightRows& rows, const float* sums) const {
+    for (int first = 0; first < args_.num_rows; first += 16) {
+      const unsigned char* columns[kTileRows];
+      for (int i = 0; i < kTileRows; ++i) {
+        columns[i] = reinterpret_cast<const unsigned char*>(sums + i * sum_stride_ + first);
+      }
+      Words transposed[16];
+      load_transposed_lines(columns, 0, transposed);
+      const int count = args_.num_rows - first < 16 ? args_.num_rows - first : 16;
+      float* to = args_.acc + first * kPanelColumns + rows.column;
+      for (int r = 0; r < count; ++r, to += kPanelColumns) store(to, transposed[r]);
+    }
+  }
+
+  const InPlaceArgs& args_;
+  int64_t token_stride_;
+  int tiles_;
+  int64_t sum_stride_;
+  int buffer_ = 0;
+  Pending pending_;
+  alignas(64) float buffers_[2][kMaxTokenTiles * kTileFloats];
+};
+
+void multiply_in_place(const InPlaceArgs& args) {
+  configure_in_place(args.num_rows < 16 ? args.num_rows : 16);
+  InPlaceProduct product(args);
+  for (int g = 0; g < args.num_groups; g += 2) {
+    product.run(args.groups + g, args.num_groups - g < 2 ? 1 : 2);
+  }
+  _tile_release();
+}
+
+void pair_rows(const PairArgs& args) {
+  const int stride = paired_rows(args.num_rows);
+  for (int first = 0; first < args.num_rows; first += 16) {
+    const int count = args.num_rows - first < 16 ? args.num_rows - first : 16;
+    for (int64_t k = 0; k < args.k; k += kPairedK) {
+      alignas(64) unsigned char tail[16][64];
+      const unsigned char* at[16];
+      const bool whole = args.k - k >= kPairedK;
+      for (int r = 0; r < 16; ++r) {
+        at[r] = kZeros;
+        if (r >= count) continue;
+        at[r] = static_cast<const unsigned char*>(args.rows[first + r]) + (args.row_offset + k) * 2;
+        if (whole) continue;
+        __builtin_memset(tail[r], 0, 64);
+        __builtin_memcpy(tail[r], at[r], static_cast<unsigned>((args.k - k) * 2));
+        at[r] = tail[r];
+      }
+      Words words[16];
+      load_transposed_lines(at, 0, words);
+      uint32_t* out = static_cast<uint32_t*>(args.out) + k / 2 * stride + first;
+      const auto lanes = static_cast<__mmask16>(stride >= 16 ? 0xffff : (1u << count) - 1);
+      for (int i = 0; i < kPairedK / 2; ++i) {
+        _mm512_mask_storeu_epi32(out + i * stride, lanes, (__m512i)words[i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cadre::cpu

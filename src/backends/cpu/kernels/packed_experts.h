@@ -1,0 +1,83 @@
+// The packed form of a layer's experts: a copy of the weights in the order in which products read
+// them. One form serves all CPU backends and instruction sets.
+//
+// A panel is 64 columns of a projection over the whole of k: [ceil(k / 2)][64][2] elements with the
+// bits they are stored in; columns that lack and an odd last k are zero. With a gate, panel p of
+// gate_up holds columns [32 p, 32 p + 32) of gate and then the same of up; without one, columns
+// [64 p, 64 p + 64) of up. Panel p of down holds columns [64 p, 64 p + 64). An expert is its
+// gate_up panels, then its down panels; the experts follow each other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/kernels/huge_arena.h"
+#include "backends/cpu/kernels/kernel_table.h"
+#include "cadre/experts.h"
+
+namespace cadre {
+class ThreadPool;
+}
+
+namespace cadre::cpu {
+
+/// Panels of one projection (gate and up count as one).
+struct PackedPanels {
+  int64_t count = 0;
+  size_t panel_bytes = 0;  // a multiple of 64
+
+  size_t bytes() const { return static_cast<size_t>(count) * panel_bytes; }
+};
+
+/// How the packed form of a config lies in memory.
+struct PackedLayout {
+  int64_t num_experts = 0;
+  Element type = Element::kF32;
+  bool has_gate = true;
+  PackedPanels gate_up;
+  PackedPanels down;
+
+  size_t expert_bytes() const { return gate_up.bytes() + down.bytes(); }
+  size_t bytes() const { return static_cast<size_t>(num_experts) * expert_bytes(); }
+  friend bool operator==(const PackedLayout& a, const PackedLayout& b);
+};
+
+/// Throws InvalidArgument for a config that is not valid or whose bytes do not fit in 63 bits,
+/// Unsupported for a quantised format.
+PackedLayout packed_layout(const ExpertsConfig& config, StorageFormat format);
+
+/// The element of a plain format. Throws Unsupported for a quantised one.
+Element element_of(StorageFormat format);
+
+class PackedExperts {
+ public:
+  /// Memory for all experts, not yet written. Throws DeviceError when there is none.
+  explicit PackedExperts(const PackedLayout& layout) : layout_(layout), arena_(layout.bytes()) {}
+
+  const PackedLayout& layout() const { return layout_; }
+  size_t bytes() const { return layout_.bytes(); }
+
+  /// 64-byte aligned; the chunk at k0 (a multiple of 2) begins k0 * kPanelColumns elements in.
+  const std::byte* gate_up(int64_t expert, int64_t panel) const {
+    return expert_begin(expert) + static_cast<size_t>(panel) * layout_.gate_up.panel_bytes;
+  }
+  const std::byte* down(int64_t expert, int64_t panel) const {
+    return expert_begin(expert) + layout_.gate_up.bytes() +
+           static_cast<size_t>(panel) * layout_.down.panel_bytes;
+  }
+
+  /// Writes one expert from weights that fit the config of the layout: its panels in parallel, with
+  /// this table's pack_stored.
+  void pack(const KernelTable& kernels, const ExpertsConfig& config, const ExpertsWeights& weights,
+            int64_t expert, ThreadPool& threads);
+
+ private:
+  std::byte* expert_begin(int64_t expert) const {
+    return arena_.data() + static_cast<size_t>(expert) * layout_.expert_bytes();
+  }
+
+  PackedLayout layout_;
+  HugeArena arena_;
+};
+
+}  // namespace cadre::cpu
