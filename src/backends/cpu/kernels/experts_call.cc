@@ -46,6 +46,10 @@ bool pairs_rows(DType compute_dtype) {
   return kernels_for(active_isa(), compute_dtype).multiply_in_place != nullptr;
 }
 
+int64_t h_columns(const ExpertsConfig& config, bool paired) {
+  return paired ? round_up(config.intermediate_size, kPairedK) : config.intermediate_size;
+}
+
 GateKind gate_kind(const ExpertsConfig& config) {
   if (config.swiglu_alpha) return GateKind::kScaledSwiglu;
   switch (config.activation) {
@@ -93,8 +97,7 @@ MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t
   const int64_t element = bytes_of(element_of(compute_dtype));
   const bool paired = pairs_rows(compute_dtype);
   const int64_t input_bytes = paired ? round_up(config.hidden_size, kPairedK) * element : 0;
-  const int64_t h_bytes =
-      (paired ? round_up(config.intermediate_size, kPairedK) : config.intermediate_size) * element;
+  const int64_t h_bytes = h_columns(config, paired) * element;
   const int64_t row_bytes = std::max<int64_t>(input_bytes + h_bytes, kPanelColumns * 4);
   MemoryPlan plan;
   plan.chunk_tokens =
@@ -125,9 +128,7 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
       plan_(make_routing_plan(tokens.top_k_index, config_.num_experts, workspace)),
       in_place_(reads_all_in_place()),
       input_stride_(round_up(config_.hidden_size, kPairedK) * bytes_of(compute_)),
-      h_stride_(
-          (in_place_ ? round_up(config_.intermediate_size, kPairedK) : config_.intermediate_size) *
-          bytes_of(compute_)),
+      h_stride_(h_columns(config_, pairs_rows(experts.query.compute_dtype)) * bytes_of(compute_)),
       scratch_(workspace, threads.num_threads()) {
   const int64_t pairs = tokens.top_k_index.numel();
   blocks_ = workspace.allocate<RowBlock>(pairs);
@@ -137,7 +138,7 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
   const bool paired = pairs_rows(experts.query.compute_dtype);
   const int64_t rows = paired ? padded_rows(config_.num_experts, pairs) : pairs;
   inputs_ = paired ? workspace.allocate<char>(rows * input_stride_) : nullptr;
-  h_ = workspace.allocate<char>((in_place_ ? rows : pairs) * h_stride_);
+  h_ = workspace.allocate<char>(rows * h_stride_);
   const int64_t result_bytes = result_bytes_for(config_.hidden_size, pairs);
   results_ = static_cast<float*>(workspace.allocate(static_cast<size_t>(result_bytes)));
   range_columns_ = columns_that_fit(config_.hidden_size, pairs, result_bytes);
@@ -146,6 +147,7 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
 }
 
 bool ExpertsCall::reads_all_in_place() const {
+  if (kernels_.multiply_in_place == nullptr) return false;
   for (int64_t i = 0; i < plan_.num_active; ++i) {
     const auto expert = static_cast<size_t>(plan_.active[i]);
     const auto fits = [&](const ExpertMatrix& matrix, int64_t columns) {
@@ -296,7 +298,7 @@ void ExpertsCall::write_gated(const RowBlock& block, int64_t first, int columns,
                               GateArgs& args) const {
   if (!in_place_ || args.num_rows == 1) {
     args.out = h_of(block) + first * bytes_of(compute_);
-    args.out_stride = config_.intermediate_size;
+    args.out_stride = h_stride_ / bytes_of(compute_);
     return kernels_.gate(args);
   }
   uint16_t h[kMaxBlockRows * kPanelColumns];
