@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,6 +32,10 @@ PEERS = {
     "onednn_plain": "grouped_mm",
     "onednn_packed": "grouped_mm",
 }
+
+# A round in which other programs had a larger share of the machine is dropped: neighbours cost OpenMP's threads, which
+# wait for each other at every product, far more than their share, and Cadre's less.
+MAX_SHARE_OF_OTHERS = 0.05
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +93,8 @@ def has(names, library):
 
 def parse_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cadre", type=Path, default=ROOT / "build/release/cli/cadre", help="the command (%(default)s)")
+    parser.add_argument("--cadre", type=Path, default=ROOT / "build/release/cli/cadre",
+                        help="the command (%(default)s)")
     parser.add_argument("--cadre-options", default="", metavar="TEXT", help="more options for it, separated by spaces")
     parser.add_argument("--onednn", type=Path, default=ROOT / "build/release/bench/peers/onednn_experts",
                         help="onednn_experts (%(default)s)")
@@ -124,6 +130,25 @@ def run_json(command):
     if result.returncode != 0:
         raise PeerError(f"{' '.join(command)}: exit status {result.returncode}: {result.stderr.strip()}")
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def cpu_seconds():
+    """CPU time that the machine spent so far, and what this program and those that it waited for had of it."""
+    ticks = list(map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9]))
+    idle, waiting = ticks[3:5]
+    return (sum(ticks) - idle - waiting) / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
+
+
+class OthersMeter:
+    """share(): how much of the machine's CPU time other programs have had since this was made, from 0 to 1."""
+
+    def __init__(self):
+        self.busy, self.own = cpu_seconds()
+        self.start = time.monotonic()
+
+    def share(self):
+        busy, own = cpu_seconds()
+        return max(0.0, busy - self.busy - (own - self.own)) / ((time.monotonic() - self.start) * os.cpu_count())
 
 
 class Cell:
@@ -168,8 +193,10 @@ class Cell:
         turns = []
         for turn in range(self.options.rounds if self.peers else 0):
             found = {}
+            meter = OthersMeter()
             for program in programs if turn % 2 == 0 else reversed(programs):  # what drifts cancels
                 found.update(program(turn))
+            found["others"] = meter.share()
             turns.append(found)
         return [self.row(name, turns) for name in self.options.peers]
 
@@ -178,11 +205,15 @@ class Cell:
                "threads": self.options.threads, "cadre_options": self.options.cadre_options}
         if peer in self.left_out:
             return {**row, "note": self.left_out[peer]}
+        kept = [turn for turn in turns if turn["others"] <= MAX_SHARE_OF_OTHERS]
+        row.update(rounds=len(turns), rounds_dropped=len(turns) - len(kept),
+                   share_of_others=max(turn["others"] for turn in turns))
+        turns = kept or turns
         ours, theirs = [turn[PEERS[peer]] for turn in turns], [turn[peer] for turn in turns]
         ratios = [their["us_median"] / our["us_median"] for our, their in zip(ours, theirs)]
         row.update(peer_us=median(their["us_median"] for their in theirs),
                    cadre_us=median(our["us_median"] for our in ours), ratio=median(ratios),
-                   ratio_min=min(ratios), ratio_max=max(ratios), rounds=len(turns), calls=len(turns) * self.options.repeats,
+                   ratio_min=min(ratios), ratio_max=max(ratios), calls=len(turns) * self.options.repeats,
                    cadre_calls_dropped=sum(our["calls_dropped"] for our in ours))
         for key in ("commit", "cpu", "isa"):
             row[key] = ours[0].get(key)
@@ -193,7 +224,7 @@ class Cell:
 
 
 def to_text(rows):
-    header = ["shape", "tokens", "peer", "ms", "cadre", "ms", "ratio", "from - to", "read GB/s"]
+    header = ["shape", "tokens", "peer", "ms", "cadre", "ms", "ratio", "from - to", "dropped", "read GB/s"]
     table = [header]
     for row in rows:
         cells = [row["shape"], str(row["tokens"]), row["peer"]]
@@ -201,13 +232,15 @@ def to_text(rows):
             table.append([*cells, row["note"]])
             continue
         table.append([*cells, f"{row['peer_us'] / 1000:.3f}", row["experts"], f"{row['cadre_us'] / 1000:.3f}",
-                      f"{row['ratio']:.2f}", f"{row['ratio_min']:.2f} - {row['ratio_max']:.2f}", f"{row['ceiling_gbs']:.1f}"])
+                      f"{row['ratio']:.2f}", f"{row['ratio_min']:.2f} - {row['ratio_max']:.2f}",
+                      f"{row['rounds_dropped']}/{row['rounds']}", f"{row['ceiling_gbs']:.1f}"])
     # A note is wider than any column and stands last.
     widths = [max(len(line[i]) for line in table if i < 3 or len(line) == len(header)) for i in range(len(header))]
-    right = {1, 3, 5, 6, 7, 8}
+    right = {1, 3, 5, 6, 7, 8, 9}
 
     def aligned(line, i):
-        return line[i].rjust(widths[i]) if i in right and (i < 3 or len(line) == len(header)) else line[i].ljust(widths[i])
+        is_right = i in right and (i < 3 or len(line) == len(header))
+        return line[i].rjust(widths[i]) if is_right else line[i].ljust(widths[i])
 
     return "\n".join("  ".join(aligned(line, i) for i in range(len(line))).rstrip() for line in table)
 

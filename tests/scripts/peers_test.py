@@ -7,8 +7,10 @@ import re
 import stat
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "bench" / "peers"
@@ -24,7 +26,8 @@ with open("{log}", "a") as log:
 if turn >= {fails_at}:
     sys.exit("made to fail")
 for row in {rows}:
-    print(json.dumps({{**row, "us_median": {times}[turn], "ceiling_gbs": 30 + turn, "ceiling_tflops": 5, "calls_dropped": 2}}))
+    print(json.dumps({{**row, "us_median": {times}[turn], "ceiling_gbs": 30 + turn, "ceiling_tflops": 5,
+                      "calls_dropped": 2}}))
 """
 
 
@@ -36,12 +39,18 @@ class PeersTest(unittest.TestCase):
         self.log = self.folder / "log"
         self.make_program("cadre", [{"experts": "grouped_mm", "commit": "abc"}], [1000, 2000, 4000])
         self.make_program("onednn", [{"peer": "onednn_plain", "version": "2.6.3"}], [3000, 8000, 4000])
+        self.set_shares_of_others(0, 0, 0)
 
     def make_program(self, kind, rows, times, fails_at=99):
         path = self.folder / kind
         path.write_text(PROGRAM.format(python=sys.executable, kind=kind, log=self.log, rows=rows, times=times,
                                        fails_at=fails_at))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def set_shares_of_others(self, *shares):
+        patch = mock.patch.object(peers.OthersMeter, "share", side_effect=shares)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def run_peers(self, *more):
         """Exit status, standard output and standard error."""
@@ -94,10 +103,32 @@ class PeersTest(unittest.TestCase):
         row = json.loads(rows_file.read_text())
         self.assertEqual((row["ratio"], row["ratio_min"], row["ratio_max"]), (3, 1, 4))
         self.assertEqual((row["peer_us"], row["cadre_us"], row["ceiling_gbs"]), (4000, 2000, 31))
-        self.assertEqual((row["rounds"], row["calls"], row["cadre_calls_dropped"]), (3, 12, 6))
+        self.assertEqual((row["rounds"], row["rounds_dropped"]), (3, 0))
+        self.assertEqual((row["calls"], row["cadre_calls_dropped"]), (12, 6))
         self.assertEqual((row["commit"], row["peer_version"]), ("abc", "2.6.3"))
         self.assertEqual(out.splitlines()[1].split(), ["8,2,64,32", "3", "onednn_plain", "4.000", "grouped_mm", "2.000",
-                                                       "3.00", "1.00", "-", "4.00", "31.0"])
+                                                       "3.00", "1.00", "-", "4.00", "0/3", "31.0"])
+
+    def test_rounds_that_others_disturbed_are_dropped_and_counted(self):
+        for shares, ratio, dropped in [((0.06, 0.01, 0.02), 2.5, "1/3"), ((0.5, 0.5, 0.5), 3, "3/3")]:
+            with self.subTest(shares=shares):
+                self.set_shares_of_others(*shares)
+                _, out, _ = self.run_peers()
+                self.assertEqual(out.splitlines()[1].split()[6], f"{ratio:.2f}")
+                self.assertIn(f" {dropped} ", out)
+
+    def test_the_share_of_others_counts_their_time_and_not_ours(self):
+        mock.patch.stopall()
+        with mock.patch.object(peers, "cpu_seconds", side_effect=[(100, 7), (106, 9)]):
+            with mock.patch.object(peers.time, "monotonic", side_effect=[50, 60]):
+                with mock.patch.object(peers.os, "cpu_count", return_value=2):
+                    self.assertAlmostEqual(peers.OthersMeter().share(), 4 / 20)
+        before, end = peers.cpu_seconds(), time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        after = peers.cpu_seconds()
+        self.assertGreater(after[1] - before[1], 0.25)
+        self.assertGreater(after[0] - before[0], 0.15)  # of ticks, on a machine that may be busy
 
     def test_a_failing_program_ends_the_run_with_its_message(self):
         self.make_program("onednn", [], [], fails_at=1)
