@@ -27,6 +27,12 @@
 
 namespace cadre {
 
+class ThreadPool;
+
+namespace cpu {
+class PackedExperts;
+}
+
 /// What the model fixes about its experts. With a gate, h = act(gate) * up; without, h = act(up).
 /// `swiglu_limit` L alone: gate = min(gate, L), up = clamp(up, -L, L) before the activation.
 /// `swiglu_alpha` a set (GPT-OSS): after the clamp, h = (up + 1) * gate * sigmoid(a * gate),
@@ -82,6 +88,10 @@ struct ExpertsWeights {
   std::vector<ExpertVector> up_bias;    // [E] of [I]; empty without bias
   std::vector<ExpertVector> down_bias;  // [E] of [H]; empty without bias
   std::shared_ptr<const void> owner;    // keeps the memory alive (a file mapping, a tensor)
+  /// A copy of gate, up and down in the order in which CPU kernels read them, made by prepack();
+  /// null = kernels read in place. Whoever changes the values or pointers above makes it anew or
+  /// drops it. The pointers stay valid with it: the reference and other readers go on using them.
+  std::shared_ptr<const cpu::PackedExperts> packed;
 };
 
 /// The fused tensors of Transformers' experts modules. Shapes by the flags of the config:
@@ -108,6 +118,20 @@ ExpertsWeights make_experts_weights(const ExpertsConfig& config, std::span<const
                                     std::span<const TensorView> up,
                                     std::span<const TensorView> down,
                                     std::shared_ptr<const void> owner = nullptr);
+
+/// Bytes of the packed form of a layer. Throws as prepack() does for config and format.
+size_t prepacked_bytes(const ExpertsConfig& config, StorageFormat format);
+
+/// Puts the packed form of a layer of plain weights into weights.packed, in place of one that is
+/// there; it serves every CPU backend. `on_expert` is called after each expert, in order: its
+/// values above are not read again by CPU kernels that find the packed form. Throws Unsupported for
+/// quantised formats and other devices, InvalidArgument when the weights do not fit the config or a
+/// pointer is null, DeviceError when memory runs out; weights.packed is null then.
+void prepack(const ExpertsConfig& config, ExpertsWeights& weights, ThreadPool& threads,
+             const std::function<void(int64_t expert)>& on_expert = {});
+
+/// Bytes of weights.packed; 0 without.
+size_t packed_bytes(const ExpertsWeights& weights);
 
 /// One call. Rows may be strided, the last dimension must have stride 1. Ids outside [0,
 /// num_experts) mean "no expert": the slot contributes nothing and neither its weight nor any
@@ -152,7 +176,8 @@ struct PreparedExperts {
 
   ExpertsQuery query;
   std::shared_ptr<const ExpertsWeights> weights;
-  size_t added_bytes = 0;  // memory beyond the weights themselves; 0 = reads in place
+  // Memory beyond the weights and their packed form; 0 = reads them as they are.
+  size_t added_bytes = 0;
 };
 
 /// How far a backend may lie from the float64 reference, as |out - ref| / |ref| over the whole

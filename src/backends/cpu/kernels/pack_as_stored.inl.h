@@ -2,18 +2,17 @@
 // a chunk of such a panel into the scratch panel that a table multiplies with. Included by the
 // isa_*.cc files after pack.inl.h; everything has internal linkage.
 //
-// A panel is written slice by slice: 64 bytes along k of all its columns, 4 KiB, are put together
-// in the L1 cache and leave in one run. Whole lines of the rows are read, and whole lines of the
-// panel are written past the caches, for nobody reads them soon.
+// A block is kBlockLines cache lines along k of all columns: long enough for the rows' own order in
+// memory, and small enough to be written while it lies in the L1 cache. Stores go through the
+// caches: the system has just cleared these pages there, and that write to memory is saved.
 
 namespace cadre::cpu {
 namespace {
 
 constexpr int kLineBytes = 64;
 constexpr int kLineWords = kLineBytes / 4;
-constexpr int kSliceBytes = kPanelColumns * kLineBytes;
-// Lines ahead of the one read: rows are too many for the processor to follow by itself.
-constexpr int kLinesAhead = 8;
+constexpr int kBlockLines = 4;
+constexpr int kSliceBytes = kPanelColumns * kLineBytes;  // one line of every column
 
 // a0 b0 a1 b1 ..., and back.
 inline void interleave(Words a, Words b, Words* out) {
@@ -91,7 +90,7 @@ inline void read_along_k(const StoredLines& lines, Words* words) {
   for (int n = 0; n < kLanes; ++n) {
     rows[n] = lines.at<kSize>(n, 0);
     if (whole) {
-      prefetch(rows[n] + kLinesAhead * kLineBytes);
+      prefetch(rows[n] + kBlockLines * kLineBytes);  // rows are too many to be followed without
       continue;
     }
     __builtin_memset(copies[n], 0, kLineBytes);
@@ -132,52 +131,46 @@ inline void read_across_k(const StoredLines& lines, Words* words) {
   }
 }
 
-// From a slice to the panel, past the caches where the instruction set can.
-inline void write_slice(unsigned char* to, const unsigned char* slice, int bytes) {
-#if CADRE_LANES == 16
-  for (int i = 0; i < bytes; i += 64) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(slice + i));
+// `count` k from k on, of kLanes columns, to a slice of the panel.
+template <int kSize>
+inline void pack_line(const PackStoredArgs& args, int column, int64_t k, int count,
+                      unsigned char* slice) {
+  const int width = kPanelColumns / args.num_parts;
+  const StoredColumns& part = args.parts[column / width];
+  const int left = part.columns - column % width;
+  const int columns = left < 0 ? 0 : left < kLanes ? left : kLanes;
+  const StoredLines lines{&part, column % width, columns, k, count};
+  Words words[kLineWords];
+  if (part.col_stride == 1) {
+    read_along_k<kSize>(lines, words);
+  } else {
+    read_across_k<kSize>(lines, words);
   }
-#elif CADRE_LANES == 8
-  for (int i = 0; i < bytes; i += 32) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i),
-                        _mm256_load_si256(reinterpret_cast<const __m256i*>(slice + i)));
-  }
-#else
-  __builtin_memcpy(to, slice, static_cast<unsigned>(bytes));
-#endif
+  put_words<kSize>(words, column, slice);
 }
 
 template <int kSize>
 void pack_stored_size(const PackStoredArgs& args) {
   constexpr int kStep = kLineBytes / kSize;
-  constexpr int kPairBytes = kPanelColumns * 2 * kSize;
-  alignas(64) unsigned char slice[kSliceBytes];
+  constexpr int64_t kBlock = kBlockLines * kStep;
   auto* panel = static_cast<unsigned char*>(args.panel);
-  const int width = kPanelColumns / args.num_parts;
-  for (int64_t k = 0; k < args.k; k += kStep) {
-    const int count = args.k - k < kStep ? static_cast<int>(args.k - k) : kStep;
+  const int64_t whole = args.k / kStep * kStep;
+  for (int64_t begin = 0; begin < whole; begin += kBlock) {
+    const int64_t end = begin + kBlock < whole ? begin + kBlock : whole;
     for (int column = 0; column < kPanelColumns; column += kLanes) {
-      const StoredColumns& part = args.parts[column / width];
-      const int first = column % width;
-      const int left = part.columns - first;
-      StoredLines lines{&part, first, left < kLanes ? left : kLanes, k, count};
-      if (lines.count < 0) lines.count = 0;
-      Words words[kLineWords];
-      if (part.col_stride == 1) {
-        read_along_k<kSize>(lines, words);
-      } else {
-        read_across_k<kSize>(lines, words);
+      for (int64_t k = begin; k < end; k += kStep) {
+        pack_line<kSize>(args, column, k, kStep, panel + k / kStep * kSliceBytes);
       }
-      put_words<kSize>(words, column, slice);
     }
-    const int bytes = (count + 1) / 2 * kPairBytes;
-    write_slice(panel, slice, bytes);
-    panel += bytes;
   }
-#if CADRE_LANES > 4
-  _mm_sfence();  // the writes past the caches come before what the thread publishes next
-#endif
+  const int rest = static_cast<int>(args.k - whole);
+  if (rest == 0) return;
+  unsigned char slice[kSliceBytes];
+  for (int column = 0; column < kPanelColumns; column += kLanes) {
+    pack_line<kSize>(args, column, whole, rest, slice);
+  }
+  __builtin_memcpy(panel + whole / kStep * kSliceBytes, slice,
+                   static_cast<unsigned>((rest + 1) / 2 * 2 * kPanelColumns * kSize));
 }
 
 void pack_stored(const PackStoredArgs& args) {

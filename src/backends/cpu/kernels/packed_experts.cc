@@ -58,6 +58,20 @@ void pack_down(const KernelTable& kernels, const ExpertsConfig& config,
 
 }  // namespace
 
+int64_t PackedLayout::panel_offset(int64_t panel) const {
+  const auto size = [](const PackedPanels& p) { return static_cast<int64_t>(p.panel_bytes); };
+  return std::min(panel, gate_up.count) * size(gate_up) +
+         std::max<int64_t>(0, panel - gate_up.count) * size(down);
+}
+
+int64_t PackedLayout::first_panel(int64_t offset) const {
+  const int64_t down_offset = panel_offset(gate_up.count);
+  if (offset <= down_offset) {
+    return divide_up(offset, static_cast<int64_t>(gate_up.panel_bytes));
+  }
+  return gate_up.count + divide_up(offset - down_offset, static_cast<int64_t>(down.panel_bytes));
+}
+
 bool operator==(const PackedLayout& a, const PackedLayout& b) {
   const auto same = [](const PackedPanels& x, const PackedPanels& y) {
     return x.count == y.count && x.panel_bytes == y.panel_bytes;
@@ -105,17 +119,19 @@ PackedLayout packed_layout(const ExpertsConfig& config, StorageFormat format) {
 
 void PackedExperts::pack(const KernelTable& kernels, const ExpertsConfig& config,
                          const ExpertsWeights& weights, int64_t expert, ThreadPool& threads) {
-  std::byte* const begin = expert_begin(expert);
+  std::byte* const expert_at = expert_begin(expert);
   const auto index = static_cast<size_t>(expert);
-  const int64_t first_down = layout_.gate_up.count;
-  threads.parallel_for(first_down + layout_.down.count, [&](int64_t panel, int) {
-    if (panel < first_down) {
-      pack_gate_up(kernels, config, weights, index, panel, layout_.type,
-                   begin + static_cast<size_t>(panel) * layout_.gate_up.panel_bytes);
-    } else {
-      pack_down(kernels, config, weights, index, panel - first_down, layout_.type,
-                begin + layout_.gate_up.bytes() +
-                    static_cast<size_t>(panel - first_down) * layout_.down.panel_bytes);
+  // Panels that begin in one range of bytes go to one thread: two threads that first touch a huge
+  // page at the same time would both clear one.
+  const auto bytes = static_cast<int64_t>(layout_.expert_bytes());
+  threads.parallel_ranges(bytes, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t panel = layout_.first_panel(begin); panel < layout_.first_panel(end); ++panel) {
+      std::byte* const to = expert_at + layout_.panel_offset(panel);
+      if (panel < layout_.gate_up.count) {
+        pack_gate_up(kernels, config, weights, index, panel, layout_.type, to);
+      } else {
+        pack_down(kernels, config, weights, index, panel - layout_.gate_up.count, layout_.type, to);
+      }
     }
   });
 }

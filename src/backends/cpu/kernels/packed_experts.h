@@ -39,6 +39,10 @@ struct PackedLayout {
 
   size_t expert_bytes() const { return gate_up.bytes() + down.bytes(); }
   size_t bytes() const { return static_cast<size_t>(num_experts) * expert_bytes(); }
+  /// Where a panel of an expert (gate_up's, then down's) begins, in bytes from the expert's start.
+  int64_t panel_offset(int64_t panel) const;
+  /// The first panel that begins at `offset` or behind it.
+  int64_t first_panel(int64_t offset) const;
   friend bool operator==(const PackedLayout& a, const PackedLayout& b);
 };
 
