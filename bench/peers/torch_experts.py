@@ -79,8 +79,8 @@ class TorchExperts:
             truth += weight * (layer.down_proj[expert].float() @ (torch.nn.functional.silu(gate) * up))
         error = ((output[-1].float() - truth).norm() / truth.norm()).item()
         if not bool(output.isfinite().all()) or not error <= MAX_ERROR:
-            raise ValueError(f"torch {self.config._experts_implementation}: expected finite numbers and a relative error "
-                             f"of at most {MAX_ERROR}, got {error}; it is not timed")
+            raise ValueError(f"torch {self.config._experts_implementation}: expected finite numbers and a relative "
+                             f"error of at most {MAX_ERROR}, got {error}; it is not timed")
 
     @torch.inference_mode()
     def measure(self, backend, tokens, repeats):
