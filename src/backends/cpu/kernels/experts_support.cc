@@ -1,5 +1,6 @@
 #include "backends/cpu/kernels/experts_call.h"
 #include "backends/cpu/kernels/isa.h"
+#include "backends/cpu/kernels/packed_experts.h"
 #include "cadre/error.h"
 #include "core/str_cat.h"
 #include "experts/check_tokens.h"
@@ -44,6 +45,12 @@ std::unique_ptr<PreparedExperts> prepare_in_place(const ExpertsQuery& query,
     throw InvalidArgument("prepare experts: weights: expected a layer's weights, got null");
   }
   check_weights("prepare experts", query, *weights);
+  if (weights->packed &&
+      !(weights->packed->layout() == packed_layout(query.config, query.format))) {
+    throw InvalidArgument(
+        "prepare experts: weights.packed: expected the packed form of this layer, got one of "
+        "another config or format; make it anew with prepack()");
+  }
   return std::make_unique<PreparedExperts>(query, std::move(weights));
 }
 
