@@ -38,6 +38,11 @@ class ThreadPool {
   void parallel_ranges(int64_t count, int64_t grain,
                        FunctionRef<void(int64_t begin, int64_t end, int thread)> fn);
 
+  /// Every i in [0, count) in runs of consecutive ones: fn(begin, end, thread). Runs are handed out
+  /// in ascending order, long ones first, so that a thread mostly goes on where it was and all end
+  /// together.
+  void parallel_runs(int64_t count, FunctionRef<void(int64_t begin, int64_t end, int thread)> fn);
+
   static constexpr int kMaxThreads = 1024;
 
  private:

@@ -300,4 +300,23 @@ void ThreadPool::parallel_ranges(int64_t count, int64_t grain,
   });
 }
 
+void ThreadPool::parallel_runs(int64_t count, FunctionRef<void(int64_t, int64_t, int)> fn) {
+  if (count <= 0) return;
+  std::atomic<int64_t> next{0};
+  const auto take_run = [&](int thread) {
+    int64_t begin = next.load(std::memory_order_relaxed);
+    int64_t end = 0;
+    do {
+      if (begin >= count) return false;
+      end = begin + std::max<int64_t>(1, (count - begin) / (2 * num_threads()));
+    } while (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+    fn(begin, end, thread);
+    return true;
+  };
+  parallel_for(std::min<int64_t>(num_threads(), count), [&](int64_t, int thread) {
+    while (take_run(thread)) {
+    }
+  });
+}
+
 }  // namespace cadre

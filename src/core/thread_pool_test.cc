@@ -281,5 +281,23 @@ TEST(ThreadPool, AThreadThatCannotStartIsADeviceErrorAndTheOthersEnd) {
               "could start only .* of 1024");
 }
 
+TEST(ThreadPool, RunsCoverEveryIndexOnceInAscendingPieces) {
+  for (const int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (const int64_t count : {0, 1, 2, 7, 64, 1000}) {
+      std::vector<std::atomic<int>> hits(static_cast<size_t>(count));
+      std::atomic<int64_t> first_length{0};
+      pool.parallel_runs(count, [&](int64_t begin, int64_t end, int thread) {
+        EXPECT_LT(begin, end);
+        EXPECT_LT(thread, threads);
+        if (begin == 0) first_length = end;
+        for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
+      });
+      for (const auto& hit : hits) EXPECT_EQ(hit, 1);
+      EXPECT_EQ(first_length, count == 0 ? 0 : std::max<int64_t>(1, count / (2 * threads)));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cadre

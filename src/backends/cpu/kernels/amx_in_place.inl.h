@@ -51,14 +51,14 @@ struct Block {
   int64_t weight_stride;   // bytes
   const uint32_t* tokens;  // [k / 2, token_stride]
   int64_t token_stride;    // words
-  int64_t prefetch_ahead;  // bytes; 0 = none
+  const char* fetch;       // weights to fetch meanwhile, a chunk of 16 rows; null = none
+  int64_t fetch_stride;    // bytes
 };
 
-inline void prefetch_rows(const Block& block, int step) {
-  const char* at =
-      reinterpret_cast<const char*>(block.weights + step * kTileK) + block.prefetch_ahead;
+inline void fetch_rows(const Block& block, int step) {
+  const char* at = block.fetch + step * kTileK * 2;
 #pragma GCC unroll 16
-  for (int r = 0; r < kTileRows; ++r) prefetch(at + r * block.weight_stride);
+  for (int r = 0; r < kTileRows; ++r) prefetch(at + r * block.fetch_stride);
 }
 
 // g++ 12 wants tile numbers as literals.
@@ -80,7 +80,7 @@ inline void multiply_token_tile(const Block& block, int step) {
 template <int kTiles, bool kAdd>
 inline void multiply_step(const Block& block, int step, const Pending& pending) {
   _tile_loadd(5, block.weights + step * kTileK, block.weight_stride);
-  if (block.prefetch_ahead != 0) prefetch_rows(block, step);
+  if (block.fetch != nullptr) fetch_rows(block, step);
   multiply_token_tile<0>(block, step);
   if constexpr (kAdd) pending.add(0, step);
   if constexpr (kTiles > 1) multiply_token_tile<1>(block, step);
@@ -142,8 +142,8 @@ void multiply_last_chunk(const Block& block, int k, bool single_row) {
         reinterpret_cast<const char*>(block.weights + steps * kTileK) + r * block.weight_stride;
     __builtin_memcpy(last.weights + r * kTileK, row, bytes);
   }
-  Block tail{last.weights, kTileK * 2, block.tokens + steps * 16 * block.token_stride,
-             block.token_stride, 0};
+  Block tail{last.weights,       kTileK * 2, block.tokens + steps * 16 * block.token_stride,
+             block.token_stride, nullptr,    0};
   if (single_row) {
     __builtin_memcpy(last.tokens, tail.tokens, bytes);
     tail.tokens = last.tokens;
@@ -161,7 +161,9 @@ class InPlaceProduct {
         tiles_((args.num_rows + 15) / 16),
         sum_stride_(int64_t{16} * tiles_) {}
 
-  void run(const WeightRows* groups, int count) {
+  /// One or two groups; `next` as in InPlaceArgs.
+  void run(const WeightRows* groups, int count, const WeightRows* next) {
+    next_ = next;
     for (int64_t k = 0; k < args_.k; k += kChunk) {
       for (int first = 0; first < tiles_; first += per_pass()) {
         for (int g = 0; g < count; ++g) chunk(groups[g], g, k, first);
@@ -191,13 +193,29 @@ class InPlaceProduct {
     multiply<kMaxTokenTiles>(rows, group, k, first);
   }
 
+  // The chunk two chunks ahead, beyond the rows' end in those that come next: where short rows end,
+  // the hardware's prefetcher has to begin anew.
+  WeightRows rows_to_fetch(const WeightRows& rows, int group, int64_t k) const {
+    constexpr int64_t kAhead = 2 * kChunk;
+    const auto at = [](const WeightRows& of, int64_t from) {
+      return WeightRows{static_cast<const uint16_t*>(of.first) + from, of.stride, 0};
+    };
+    if (k + kAhead < args_.k) return at(rows, k + kAhead);
+    const int64_t chunks_end = (args_.k + kChunk - 1) / kChunk * kChunk;
+    if (next_ == nullptr || k + kAhead < chunks_end) return {};
+    return at(next_[group], k + kAhead - chunks_end);
+  }
+
   template <int kTiles>
   void multiply(const WeightRows& rows, int group, int64_t k, int first) {
-    // One tile of tokens leaves the hardware time enough to fetch ahead.
+    const WeightRows fetch = first == 0 ? rows_to_fetch(rows, group, k) : WeightRows{};
     const Block block{
-        static_cast<const uint16_t*>(rows.first) + k, rows.stride * 2,
+        static_cast<const uint16_t*>(rows.first) + k,
+        rows.stride * 2,
         static_cast<const uint32_t*>(args_.pairs) + k / 2 * token_stride_ + first * 16,
-        token_stride_, tiles_ > 1 && first == 0 ? kChunk * 2 : 0};
+        token_stride_,
+        static_cast<const char*>(fetch.first),
+        fetch.stride * 2};
     const int64_t left = args_.k - k;
     if (left < kChunk) {
       pending_.finish();
@@ -235,6 +253,7 @@ class InPlaceProduct {
   int64_t token_stride_;
   int tiles_;
   int64_t sum_stride_;
+  const WeightRows* next_ = nullptr;
   int buffer_ = 0;
   Pending pending_;
   alignas(64) float buffers_[2][kMaxTokenTiles * kTileFloats];
@@ -244,7 +263,8 @@ void multiply_in_place(const InPlaceArgs& args) {
   configure_in_place(args.num_rows < 16 ? args.num_rows : 16);
   InPlaceProduct product(args);
   for (int g = 0; g < args.num_groups; g += 2) {
-    product.run(args.groups + g, args.num_groups - g < 2 ? 1 : 2);
+    const int left = args.num_groups - g;
+    product.run(args.groups + g, left < 2 ? 1 : 2, left < 4 ? args.next : args.groups + g + 2);
   }
   _tile_release();
 }

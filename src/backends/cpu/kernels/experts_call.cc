@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "backends/cpu/kernels/isa.h"
+#include "backends/cpu/kernels/packed_experts.h"
 #include "backends/cpu/kernels/scalars.h"
 #include "cadre/error.h"
 #include "core/check.h"
@@ -147,7 +148,7 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
 }
 
 bool ExpertsCall::reads_all_in_place() const {
-  if (kernels_.multiply_in_place == nullptr) return false;
+  if (kernels_.multiply_in_place == nullptr || weights_.packed != nullptr) return false;
   for (int64_t i = 0; i < plan_.num_active; ++i) {
     const auto expert = static_cast<size_t>(plan_.active[i]);
     const auto fits = [&](const ExpertMatrix& matrix, int64_t columns) {
@@ -238,40 +239,65 @@ void ExpertsCall::pair_inputs(RowBlockList list) {
 void ExpertsCall::gate_up(RowBlockList list) {
   pair_inputs(list);
   const int64_t panels = num_gate_up_panels();
-  threads_.parallel_for(list.count * panels, [&](int64_t task, int thread) {
-    gate_up_panel(list.blocks[task / panels], task % panels, scratch_[thread]);
+  threads_.parallel_runs(list.count * panels, [&](int64_t begin, int64_t end, int thread) {
+    PanelPart parts[2][2];
+    int num_parts = gate_up_parts(list.blocks[begin / panels], begin % panels, parts[0]);
+    for (int64_t task = begin; task < end; ++task) {
+      const PanelPart* here = parts[(task - begin) % 2];
+      PanelPart* next = task + 1 == end ? nullptr : parts[(task - begin + 1) % 2];
+      if (next) gate_up_parts(list.blocks[(task + 1) / panels], (task + 1) % panels, next);
+      gate_up_panel(list.blocks[task / panels], {here, num_parts, next}, scratch_[thread]);
+    }
   });
 }
 
 void ExpertsCall::down(RowBlockList list, ColumnRange range) {
   const int64_t panels = (range.end - range.begin + kPanelColumns - 1) / kPanelColumns;
-  threads_.parallel_for(list.count * panels, [&](int64_t task, int thread) {
-    down_panel(list.blocks[task / panels], range, task % panels, scratch_[thread]);
+  threads_.parallel_runs(list.count * panels, [&](int64_t begin, int64_t end, int thread) {
+    PanelPart parts[2] = {down_part(list.blocks[begin / panels], range, begin % panels)};
+    for (int64_t task = begin; task < end; ++task) {
+      const PanelPart* here = &parts[(task - begin) % 2];
+      PanelPart* next = task + 1 == end ? nullptr : &parts[(task - begin + 1) % 2];
+      if (next) *next = down_part(list.blocks[(task + 1) / panels], range, (task + 1) % panels);
+      down_panel(list.blocks[task / panels], range, {here, 1, next}, scratch_[thread]);
+    }
   });
 }
 
-void ExpertsCall::gate_up_panel(const RowBlock& block, int64_t panel,
+int ExpertsCall::gate_up_parts(const RowBlock& block, int64_t panel, PanelPart* parts) const {
+  const int width = config_.has_gate ? kGateColumns : kPanelColumns;
+  const int64_t first = panel * width;
+  const int columns = static_cast<int>(std::min<int64_t>(width, config_.intermediate_size - first));
+  const auto expert = static_cast<size_t>(block.expert);
+  if (!config_.has_gate) {
+    parts[0] = {plain(weights_.up[expert], stored_), first, columns, 0, width};
+    return 1;
+  }
+  parts[0] = {plain(weights_.gate[expert], stored_), first, columns, 0, width};
+  parts[1] = {plain(weights_.up[expert], stored_), first, columns, kGateColumns, width};
+  return 2;
+}
+
+PanelPart ExpertsCall::down_part(const RowBlock& block, ColumnRange range, int64_t panel) const {
+  const int64_t first = range.begin + panel * kPanelColumns;
+  const int columns = static_cast<int>(std::min<int64_t>(kPanelColumns, range.end - first));
+  return {plain(weights_.down[static_cast<size_t>(block.expert)], stored_), first, columns, 0,
+          kPanelColumns};
+}
+
+void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
                                 const PanelScratch& scratch) const {
   const void* rows[kMaxBlockRows];
   const int count = static_cast<int>(block.end - block.begin);
   for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
   const void* pairs = nullptr;
   if (in_place_) pairs = count == 1 ? rows[0] : inputs_ + block.paired * input_stride_;
-  const int width = config_.has_gate ? kGateColumns : kPanelColumns;
-  const int64_t first = panel * width;
-  const int columns = static_cast<int>(std::min<int64_t>(width, config_.intermediate_size - first));
-  const auto expert = static_cast<size_t>(block.expert);
-  PanelPart parts[2];
-  int num_parts = 0;
-  if (config_.has_gate) {
-    parts[num_parts++] = {plain(weights_.gate[expert], stored_), first, columns, 0, width};
+  PanelParts source = parts;
+  if (weights_.packed) {
+    source.packed = weights_.packed->gate_up(block.expert, parts.parts->begin / parts.parts->width);
   }
-  parts[num_parts] = {plain(weights_.up[expert], stored_), first, columns, num_parts * kGateColumns,
-                      width};
-  ++num_parts;
-  panel_product(kernels_, {rows, count, compute_, pairs}, config_.hidden_size, parts, num_parts,
-                scratch);
-  apply_gate(block, first, columns, scratch.acc);
+  panel_product(kernels_, {rows, count, compute_, pairs}, config_.hidden_size, source, scratch);
+  apply_gate(block, parts.parts->begin, parts.parts->count, scratch.acc);
 }
 
 void ExpertsCall::apply_gate(const RowBlock& block, int64_t first, int columns,
@@ -311,10 +337,10 @@ void ExpertsCall::write_gated(const RowBlock& block, int64_t first, int columns,
       {rows, 0, args.num_rows, columns, h_of(block) + first * paired_rows(args.num_rows) * 2});
 }
 
-void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, int64_t panel,
+void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const PanelParts& parts,
                              const PanelScratch& scratch) const {
-  const int64_t first = range.begin + panel * kPanelColumns;
-  const int columns = static_cast<int>(std::min<int64_t>(kPanelColumns, range.end - first));
+  const int64_t first = parts.parts->begin;
+  const int columns = parts.parts->count;
   const int count = static_cast<int>(block.end - block.begin);
   const TensorView& weights = tokens_.top_k_weights;
   const Element weight_type = element_of(weights.dtype());
@@ -329,10 +355,10 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, int64_t p
     scales[r] = read_float(static_cast<const char*>(weights.data()) + at * bytes_of(weight_type),
                            weight_type);
   }
-  const PanelPart part{plain(weights_.down[static_cast<size_t>(block.expert)], stored_), first,
-                       columns, 0, kPanelColumns};
+  PanelParts source = parts;
+  if (weights_.packed) source.packed = weights_.packed->down(block.expert, first / kPanelColumns);
   panel_product(kernels_, {rows, count, compute_, in_place_ ? h_of(block) : nullptr},
-                config_.intermediate_size, &part, 1, scratch);
+                config_.intermediate_size, source, scratch);
   float bias[kPanelColumns] = {};
   read_bias(weights_, weights_.down_bias, block.expert, first, columns, bias);
   kernels_.finish({scratch.acc, count, columns, bias, scales, Element::kF32, out});

@@ -101,8 +101,11 @@ class ExpertsCall {
   void pair_inputs(RowBlockList list);
   const void* input_row(int64_t row) const;
   char* h_of(const RowBlock& block) const;
-  void gate_up_panel(const RowBlock& block, int64_t panel, const PanelScratch& scratch) const;
-  void down_panel(const RowBlock& block, ColumnRange range, int64_t panel,
+  int gate_up_parts(const RowBlock& block, int64_t panel, PanelPart* parts) const;
+  PanelPart down_part(const RowBlock& block, ColumnRange range, int64_t panel) const;
+  void gate_up_panel(const RowBlock& block, const PanelParts& parts,
+                     const PanelScratch& scratch) const;
+  void down_panel(const RowBlock& block, ColumnRange range, const PanelParts& parts,
                   const PanelScratch& scratch) const;
   void apply_gate(const RowBlock& block, int64_t first, int columns, const float* acc) const;
   void write_gated(const RowBlock& block, int64_t first, int columns, GateArgs& args) const;

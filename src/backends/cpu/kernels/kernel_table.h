@@ -129,6 +129,7 @@ struct WeightRows {
 struct InPlaceArgs {
   const WeightRows* groups;  // an even number of them reads best
   int num_groups;
+  const WeightRows* next;  // [2] what the thread reads afterwards, to fetch ahead; null = unknown
   int64_t k;
   const void* pairs;  // as pair wrote them; a single row as it is
   int num_rows;

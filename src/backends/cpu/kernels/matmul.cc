@@ -71,13 +71,20 @@ class Product {
   }
 
   // Row blocks of one panel follow each other, so the panel's weights stay in cache.
-  void run(int64_t task, const PanelScratch& scratch) const {
-    const int64_t block = task % blocks_.count;
+  void run(int64_t begin, int64_t end, const PanelScratch& scratch) const {
+    for (int64_t task = begin; task < end; ++task) {
+      const PanelPart part = part_of(task);
+      const PanelPart next = task + 1 == end ? part : part_of(task + 1);
+      const bool moves = next.begin != part.begin;
+      run(task % blocks_.count, {&part, 1, moves ? &next : nullptr}, scratch);
+    }
+  }
+
+  void run(int64_t block, const PanelParts& panel, const PanelScratch& scratch) const {
     const int64_t first_row = block * blocks_.rows_per_block;
-    const int64_t first_column = task / blocks_.count * kPanelColumns;
+    const int64_t first_column = panel.parts->begin;
+    const int columns = panel.parts->count;
     const int rows = rows_of(block);
-    const int columns =
-        static_cast<int>(std::min<int64_t>(kPanelColumns, args_.weight.dim(0) - first_column));
     const void* x[kMaxBlockRows];
     void* out[kMaxBlockRows];
     for (int r = 0; r < rows; ++r) {
@@ -85,8 +92,7 @@ class Product {
       out[r] = static_cast<char*>(args_.out.mutable_data()) +
                ((first_row + r) * args_.out.stride(0) + first_column) * bytes_of(out_type_);
     }
-    const PanelPart part{weight_, first_column, columns, 0, kPanelColumns};
-    panel_product(kernels_, {x, rows, x_type_, pairs_of(block)}, args_.x.dim(1), &part, 1, scratch);
+    panel_product(kernels_, {x, rows, x_type_, pairs_of(block)}, args_.x.dim(1), panel, scratch);
     float bias[kPanelColumns] = {};
     if (args_.bias) {
       read_floats(args_.bias.data(), args_.bias.stride(0), element_of(args_.bias.dtype()),
@@ -97,6 +103,12 @@ class Product {
   }
 
  private:
+  PanelPart part_of(int64_t task) const {
+    const int64_t first = task / blocks_.count * kPanelColumns;
+    const int64_t columns = std::min<int64_t>(kPanelColumns, args_.weight.dim(0) - first);
+    return {weight_, first, static_cast<int>(columns), 0, kPanelColumns};
+  }
+
   static constexpr int64_t kSlice = 512;  // k in a task of pairing
 
   int rows_of(int64_t block) const {
@@ -144,8 +156,9 @@ void matmul(const MatmulArgs& args, Workspace& workspace, ThreadPool& threads) {
   Product product(args, kernels_for(active_isa(), args.x.dtype()));
   product.pair_rows(workspace, threads);
   const PerThreadScratch scratch(workspace, threads.num_threads());
-  threads.parallel_for(product.num_tasks(),
-                       [&](int64_t task, int thread) { product.run(task, scratch[thread]); });
+  threads.parallel_runs(product.num_tasks(), [&](int64_t begin, int64_t end, int thread) {
+    product.run(begin, end, scratch[thread]);
+  });
 }
 
 size_t matmul_workspace_bytes(int64_t num_rows, int64_t k, DType compute_dtype, int num_threads) {

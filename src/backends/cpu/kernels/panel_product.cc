@@ -28,6 +28,12 @@ class NextChunkLines {
       }
     }
   }
+  /// A chunk of a packed panel. Behind the panel lies the next one: fetched alike.
+  void collect_run(const char* begin, int64_t bytes) {
+    for (count_ = 0; count_ * 64 < bytes && count_ < kMax; ++count_) {
+      lines_[count_] = begin + int64_t{count_} * 64;
+    }
+  }
   const void* const* lines() const { return lines_; }
   int count() const { return count_; }
 
@@ -62,22 +68,40 @@ void pack_part(const KernelTable& kernels, const PanelPart& part, Element comput
   kernels.pack(args);
 }
 
+// A chunk of a packed panel as the table multiplies it: where it lies when it is so already, else
+// unpacked into `scratch`.
+const void* unpacked(const KernelTable& kernels, const char* chunk, Element type, Element compute,
+                     int k, void* scratch) {
+  if (kernels.row_type == Element::kBF16 && type == Element::kBF16 && k % kPairedK == 0) {
+    return chunk;
+  }
+  kernels.unpack({chunk, type, compute, k, scratch});
+  return scratch;
+}
+
 // Groups of 16 columns, those of two parts taking turns.
-void multiply_where_they_lie(const KernelTable& kernels, const RowSet& rows, int64_t k,
-                             const PanelPart* parts, int num_parts, const PanelScratch& scratch) {
-  WeightRows groups[kPanelColumns / 16];
-  int num_groups = 0;
+int weight_groups(const PanelPart* parts, int num_parts, WeightRows* groups) {
+  int count = 0;
   for (int column = 0; column < kPanelColumns; column += 16) {
     for (int p = 0; p < num_parts; ++p) {
       const PanelPart& part = parts[p];
       if (column >= part.count) continue;
       const void* first = static_cast<const char*>(part.matrix.data) +
                           byte_offset(part.matrix, part.begin + column, 0);
-      groups[num_groups++] = {first, part.matrix.row_stride, part.at + column};
+      groups[count++] = {first, part.matrix.row_stride, part.at + column};
     }
   }
-  kernels.multiply_in_place(
-      {groups, num_groups, k, rows.pairs, rows.count, scratch.wide_rows, scratch.acc});
+  return count;
+}
+
+void multiply_where_they_lie(const KernelTable& kernels, const RowSet& rows, int64_t k,
+                             const PanelParts& parts, const PanelScratch& scratch) {
+  WeightRows groups[kPanelColumns / 16];
+  WeightRows next[kPanelColumns / 16];
+  const int count = weight_groups(parts.parts, parts.count, groups);
+  const bool fetch = parts.next != nullptr && weight_groups(parts.next, parts.count, next) >= 2;
+  kernels.multiply_in_place({groups, count, fetch ? next : nullptr, k, rows.pairs, rows.count,
+                             scratch.wide_rows, scratch.acc});
 }
 
 }  // namespace
@@ -118,10 +142,10 @@ size_t PerThreadScratch::bytes(int num_threads) {
 }
 
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
-                   const PanelPart* parts, int num_parts, const PanelScratch& scratch) {
+                   const PanelParts& parts, const PanelScratch& scratch) {
   CADRE_DCHECK(rows.count <= kMaxBlockRows);
   if (rows.pairs != nullptr) {
-    return multiply_where_they_lie(kernels, rows, k, parts, num_parts, scratch);
+    return multiply_where_they_lie(kernels, rows, k, parts, scratch);
   }
   const bool widen = rows.type != kernels.row_type;
   const void* wide_rows[kMaxBlockRows];
@@ -132,18 +156,27 @@ void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
   NextChunkLines next;
   for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
     const int count = static_cast<int>(std::min<int64_t>(kChunk, k - k0));
-    for (int p = 0; p < num_parts; ++p) {
-      pack_part(kernels, parts[p], rows.type, k0, count, in_pack, scratch.panel);
+    const void* panel = scratch.panel;
+    if (parts.packed != nullptr) {
+      const Element type = parts.parts->matrix.type;
+      const int64_t row_bytes = kPanelColumns * (type == Element::kF32 ? 4 : 2);
+      const char* chunk = static_cast<const char*>(parts.packed) + k0 * row_bytes;
+      panel = unpacked(kernels, chunk, type, rows.type, count, scratch.panel);
+      next.collect_run(chunk + kChunk * row_bytes, kChunk * row_bytes);
+    } else {
+      for (int p = 0; p < parts.count; ++p) {
+        pack_part(kernels, parts.parts[p], rows.type, k0, count, in_pack, scratch.panel);
+      }
     }
-    if (!in_pack) {
+    if (parts.packed == nullptr && !in_pack) {
       const int64_t next_k = std::min<int64_t>(kChunk, k - k0 - kChunk);
-      next.collect(parts, num_parts, k0 + kChunk, next_k);
+      next.collect(parts.parts, parts.count, k0 + kChunk, next_k);
     }
     if (widen) {
       kernels.widen({rows.rows, k0, rows.count, count, rows.type, scratch.wide_rows});
     }
-    kernels.multiply({widen ? wide_rows : rows.rows, widen ? 0 : k0, rows.count, count,
-                      scratch.panel, scratch.acc, k0 == 0, next.lines(), next.count()});
+    kernels.multiply({widen ? wide_rows : rows.rows, widen ? 0 : k0, rows.count, count, panel,
+                      scratch.acc, k0 == 0, next.lines(), next.count()});
   }
 }
 

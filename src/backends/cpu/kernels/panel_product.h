@@ -40,6 +40,14 @@ struct PanelPart {
   int width = kPanelColumns;
 };
 
+/// One or two parts that make up a panel.
+struct PanelParts {
+  const PanelPart* parts = nullptr;
+  int count = 0;
+  const PanelPart* next = nullptr;  // as many: of the thread's next product; null = unknown
+  const void* packed = nullptr;  // the same panel in packed form (packed_experts.h), read instead
+};
+
 /// One thread's scratch memory: never shared, reused from task to task.
 struct PanelScratch {
   void* panel = nullptr;       // kPanelBytes
@@ -78,10 +86,10 @@ constexpr int64_t paired_bytes(int64_t count, int64_t k) {
   return rows * ((k + kPairedK - 1) / kPairedK * kPairedK) * 2;
 }
 
-/// scratch.acc[r][column] = row r . column, for all columns of one or two parts. With rows.pairs
-/// the weights are read where they lie: reads_in_place must hold for every part.
+/// scratch.acc[r][column] = row r . column, for all columns of the parts. With rows.pairs the
+/// weights are read where they lie: reads_in_place must hold for every part.
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
-                   const PanelPart* parts, int num_parts, const PanelScratch& scratch);
+                   const PanelParts& parts, const PanelScratch& scratch);
 
 /// How far element (row, col) lies from the start, in bytes, in 64-bit arithmetic.
 constexpr int64_t byte_offset(const PlainMatrix& matrix, int64_t row, int64_t col) {
