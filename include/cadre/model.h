@@ -28,6 +28,9 @@ struct ExpertsImplementation : std::map<std::string, std::string, std::less<>> {
   ExpertsImplementation(const char* name) : map{{"", name}} {}  // NOLINT(*-explicit-constructor)
 };
 
+/// Whether loading copies the experts into the packed form that CPU kernels read fastest (see
+/// prepack() in experts.h). kOff: they are read where the checkpoint lies, and loading is over at
+/// once. kAuto: kOff, for the time being.
 enum class Prepack : uint8_t { kAuto, kOn, kOff };
 
 /// How far a long step (reading weights, say) has come. Called from the loading thread.
@@ -39,7 +42,7 @@ struct LoadOptions {
   Device device = {};
   std::optional<DType> dtype = {};   // compute dtype; empty: the checkpoint's
   bool dequantize = false;           // FineGrainedFP8Config{.dequantize = true}
-  Prepack prepack = Prepack::kAuto;  // kOn is Unsupported yet: all read in place
+  Prepack prepack = Prepack::kAuto;  // kOn: DeviceError when memory does not suffice
   int num_threads = 0;               // 0: default_num_threads()
   std::string revision = {};         // of a hub id; empty: refs/main
   ProgressCallback progress = {};
@@ -62,7 +65,8 @@ struct ModelInfo {
   std::vector<std::string> sub_configs;  // names of sub-configs; empty for a plain text model
 };
 
-/// Bytes by purpose. mapped: of the checkpoint's files; added: by backends' own layouts.
+/// Bytes by purpose. mapped: of the checkpoint's files; added: by packed experts and backends' own
+/// layouts.
 struct MemoryReport {
   size_t mapped_bytes = 0;
   size_t added_bytes = 0;

@@ -1,6 +1,7 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
@@ -115,12 +116,25 @@ void Checkpoint::add_shards(const std::set<std::string>& files,
     for (const SafetensorsEntry& entry : shard.header().entries)
       tensors_.push_back({entry.name, file, shard.view(entry)});
     mapped_bytes_ += shard.file_bytes();
+    maps_.push_back(shard.map());
   }
   owner_ = shards;
   std::stable_sort(tensors_.begin(), tensors_.end(),
                    [](const auto& a, const auto& b) { return a.name < b.name; });
   index_tensors();
   if (!map.empty()) check_places(map);
+}
+
+void Checkpoint::release(const void* data, size_t bytes) const {
+  const std::span part(static_cast<const std::byte*>(data), bytes);
+  for (const auto& map : maps_) {
+    const std::byte* begin = map->bytes().data();
+    const std::byte* end = begin + map->bytes().size();
+    const std::less_equal<const std::byte*> in_order;
+    if (in_order(begin, part.data()) && in_order(part.data() + part.size(), end)) {
+      return map->release(part);
+    }
+  }
 }
 
 void Checkpoint::index_tensors() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cadre/tensor.h"
+#include "io/file_map.h"
 #include "io/json.h"
 #include "io/safetensors.h"
 
@@ -50,6 +51,9 @@ class Checkpoint {
   size_t mapped_bytes() const { return mapped_bytes_; }
   /// Keeps all views valid.
   std::shared_ptr<const void> owner() const { return owner_; }
+  /// Gives the memory of `bytes` bytes from `data` on, inside one shard, back to the system; they
+  /// stay valid and are read again when needed. Memory of no shard is left alone.
+  void release(const void* data, size_t bytes) const;
 
  private:
   // `weight_map`: tensor name -> file, from the index; empty without one.
@@ -64,6 +68,7 @@ class Checkpoint {
   std::vector<CheckpointTensor> tensors_;
   std::map<std::string, size_t, std::less<>> index_;
   size_t mapped_bytes_ = 0;
+  std::vector<std::shared_ptr<const FileMap>> maps_;
   std::shared_ptr<const void> owner_;
 };
 

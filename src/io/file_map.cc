@@ -2,9 +2,11 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "cadre/error.h"
+#include "core/check.h"
 #include "core/str_cat.h"
 #include "io/file_handle.h"
 
@@ -31,6 +33,18 @@ std::shared_ptr<const FileMap> FileMap::open(const std::filesystem::path& path) 
   }
   return std::shared_ptr<const FileMap>(
       new FileMap(path, {static_cast<const std::byte*>(memory), size}));
+}
+
+void FileMap::release(std::span<const std::byte> part) const {
+  // A page that is needed brings its neighbours along, an aligned group of 64 KiB; whole groups go,
+  // or those at the edges would stay for ever.
+  constexpr size_t kGroup = size_t{64} << 10;
+  const auto first = static_cast<size_t>(part.data() - bytes_.data());
+  const size_t begin = first / kGroup * kGroup;
+  const size_t end = std::min(bytes_.size(), (first + part.size() + kGroup - 1) / kGroup * kGroup);
+  CADRE_ASSERT(begin <= end && first + part.size() <= bytes_.size());
+  static_cast<void>(
+      ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED));
 }
 
 FileMap::~FileMap() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }

@@ -18,6 +18,9 @@ class FileMap {
   FileMap& operator=(const FileMap&) = delete;
 
   std::span<const std::byte> bytes() const { return bytes_; }
+  /// Gives the memory of `part` (of bytes()) and its surroundings back to the system. The bytes
+  /// stay valid: they are read from the file again when they are next needed.
+  void release(std::span<const std::byte> part) const;
   const std::filesystem::path& path() const { return path_; }
 
  private:

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -30,6 +31,43 @@ TEST(FileMap, HoldsTheWholeFileAlsoWhenItIsDeleted) {
   const auto bytes = map->bytes();
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), "hello");
   EXPECT_EQ(map->path(), path);
+}
+
+// Bytes of the mapping that begins at `data` which lie in this process's memory.
+size_t resident_bytes(const void* data) {
+  std::ifstream maps("/proc/self/smaps");
+  bool found = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long long begin = 0, end = 0, kib = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &begin, &end) == 2) {
+      found = begin == reinterpret_cast<uintptr_t>(data);
+    } else if (found && std::sscanf(line.c_str(), "Rss: %llu kB", &kib) == 1) {
+      return static_cast<size_t>(kib) << 10;
+    }
+  }
+  return 0;
+}
+
+TEST(FileMap, ReleasesThePagesAroundAPartAndKeepsTheBytes) {
+  constexpr size_t kGroup = size_t{64} << 10;
+  const TempDir dir;
+  std::string content(10 * kGroup + 5000, 'x');
+  content.back() = 'y';
+  const auto map = FileMap::open(dir.write("f", content));
+  const auto bytes = map->bytes();
+  const auto touch_all = [&] {
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()) == content;
+  };
+  ASSERT_TRUE(touch_all());
+  ASSERT_GE(resident_bytes(bytes.data()), bytes.size());
+  map->release(bytes.subspan(kGroup - 1, kGroup + 2));  // the first three groups
+  EXPECT_LE(resident_bytes(bytes.data()), bytes.size() + 4096 - 3 * kGroup);
+  EXPECT_GE(resident_bytes(bytes.data()), bytes.size() - 3 * kGroup);
+  map->release(bytes);
+  EXPECT_EQ(resident_bytes(bytes.data()), 0u);
+  EXPECT_TRUE(touch_all());
+  map->release(bytes.last(1));
+  EXPECT_TRUE(touch_all());
 }
 
 TEST(FileMap, RefusesWhatIsNoFileWithContent) {

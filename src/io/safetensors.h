@@ -48,6 +48,7 @@ class SafetensorsFile {
   const std::filesystem::path& path() const { return map_->path(); }
   /// Keeps the views valid.
   std::shared_ptr<const void> owner() const { return map_; }
+  const std::shared_ptr<const FileMap>& map() const { return map_; }
   size_t file_bytes() const { return map_->bytes().size(); }
 
   const SafetensorsEntry* find(std::string_view name) const;  // null when absent

@@ -28,6 +28,11 @@ int64_t ExpertsGroup::add_layer(std::shared_ptr<const ExpertsWeights> weights) {
   return num_layers() - 1;
 }
 
+void ExpertsGroup::replace_layer(int64_t layer, std::shared_ptr<const ExpertsWeights> weights) {
+  CADRE_ASSERT(choices_.empty());
+  weights_[static_cast<size_t>(layer)] = std::move(weights);
+}
+
 size_t ExpertsGroup::find(std::string_view name) const {
   const auto found = std::find_if(choices_.begin(), choices_.end(),
                                   [&](const Choice& choice) { return choice.name == name; });
@@ -81,6 +86,7 @@ std::string ExpertsGroup::default_name() const {
 
 size_t ExpertsGroup::added_bytes() const {
   size_t bytes = 0;
+  for (const auto& weights : weights_) bytes += packed_bytes(*weights);
   for (const Choice& choice : choices_) bytes += choice.added_bytes;
   return bytes;
 }

@@ -35,7 +35,10 @@ class ExpertsGroup {
   /// first choice.
   int64_t add_layer(std::shared_ptr<const ExpertsWeights> weights);
 
-  /// As they were loaded.
+  /// Puts the same experts in another form in a layer's place. Only before the first choice.
+  void replace_layer(int64_t layer, std::shared_ptr<const ExpertsWeights> weights);
+
+  /// As they were loaded, with their packed form when they have one.
   const std::shared_ptr<const ExpertsWeights>& weights(int64_t layer) const {
     return weights_[static_cast<size_t>(layer)];
   }
@@ -59,6 +62,7 @@ class ExpertsGroup {
 
   const Choice& active() const { return choices_[active_]; }
   size_t active_index() const { return active_; }
+  /// Of packed forms, and of what backends prepared.
   size_t added_bytes() const;
   /// The largest workspace over all prepared backends, so that switching needs none.
   size_t workspace_bytes(int64_t max_tokens, int num_threads) const;

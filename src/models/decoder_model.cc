@@ -8,6 +8,7 @@
 #include "core/str_cat.h"
 #include "models/host_memory.h"
 #include "models/implementation_map.h"
+#include "models/prepack.h"
 
 namespace cadre {
 namespace {
@@ -89,6 +90,11 @@ DecoderModel::DecoderModel(ModelInfo info, BuiltModel model, size_t mapped_bytes
       cache_bytes_(std::make_shared<std::atomic<size_t>>(0)),
       pending_(groups_.size()) {
   whole_.reserve(kNameCapacity);
+}
+
+void DecoderModel::prepack(const Checkpoint& checkpoint, const ProgressCallback& progress) {
+  require_memory_to_prepack(groups_, available_host_memory());
+  prepack_experts(groups_, checkpoint, threads_, progress);
 }
 
 MemoryReport DecoderModel::memory() const {

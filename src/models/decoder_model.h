@@ -40,6 +40,9 @@ class DecoderModel final : public Model {
 
   const Decoder& decoder() const { return decoder_; }
 
+  /// Packs all experts. Throws DeviceError, before it begins, when memory does not suffice. Only
+  /// before the first choice.
+  void prepack(const Checkpoint& checkpoint, const ProgressCallback& progress);
   /// The first choice, for each group `map`'s or its default; prepares what reads in place too.
   void choose_at_load(const ExpertsImplementation& map);
 

@@ -35,13 +35,6 @@ void refuse_quantized(const ConfigReader& config) {
                             "weights are float32, bfloat16 or float16"));
 }
 
-void refuse_prepack(Prepack prepack) {
-  if (prepack != Prepack::kOn) return;
-  throw Unsupported(
-      "prepack: on: this build has no packed form of the experts yet, every backend reads the "
-      "checkpoint's own layout in place; use auto or off");
-}
-
 std::vector<TokenId> eos_token_ids(const Checkpoint& checkpoint) {
   if (const auto& generation = checkpoint.generation_config()) {
     if (generation->has("eos_token_id")) return read_eos_token_ids(*generation);
@@ -92,12 +85,12 @@ struct Opened {
 
 std::unique_ptr<Model> Model::from_pretrained(const std::string& path, const LoadOptions& options) {
   dense_ops(options.device.type);  // refuses the device before any file is read
-  refuse_prepack(options.prepack);
   Opened opened(path, options);
   opened.weights.check_complete();
   auto model = std::make_unique<DecoderModel>(std::move(opened.info), std::move(opened.model),
                                               opened.checkpoint.mapped_bytes(),
                                               opened.checkpoint.owner(), options.num_threads);
+  if (options.prepack == Prepack::kOn) model->prepack(opened.checkpoint, options.progress);
   model->choose_at_load(options.experts_implementation);
   return model;
 }

@@ -93,6 +93,8 @@ TEST(Generate, AllBackendsThreadsAndNeutralOptionsGiveTheSameText) {
       {"--threads", "2"},
       {"--device", "cpu"},
       {"--prepack", "off"},
+      {"--prepack", "on"},
+      {"--prepack", "on", "--experts", "eager"},
       {"--prepack", "auto"},
       {"--dequantize"},
       {"--decode-experts", "off"},
@@ -110,11 +112,6 @@ TEST(Generate, AllBackendsThreadsAndNeutralOptionsGiveTheSameText) {
     SCOPED_TRACE(variant.front());
     EXPECT_EQ(continuation(with({"--dtype", "float32"}, variant)), text);
   }
-}
-
-TEST(Generate, ThePackedFormIsRefusedWhileThereIsNone) {
-  expect_failure(run_cadre({"generate", "Light", "--prepack", "on"}), 4,
-                 {"prepack", "in place", "use auto or off"});
 }
 
 TEST(Generate, DrawsAreSetByTheSeed) {
