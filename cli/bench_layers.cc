@@ -62,11 +62,13 @@ float scale_of(int64_t summands) { return 1 / std::sqrt(static_cast<float>(summa
 void require_memory(size_t bytes) {
   const std::optional<size_t> available = available_host_memory();
   if (!available || bytes <= *available) return;
-  throw DeviceError(str_cat("experts of this shape need ", format_bytes(bytes),
-                            " of memory (two layers at least and what ceilings are read from), ",
-                            format_bytes(*available),
-                            " is available; use fewer experts (--shape E,k,H,I) or a smaller "
-                            "--memory"));
+  throw DeviceError(
+      str_cat("experts of this shape need ", format_bytes(bytes),
+              " of memory (two layers at least, their packed form with --prepack on, and "
+              "what ceilings are read from), ",
+              format_bytes(*available),
+              " is available; use fewer experts (--shape E,k,H,I) or a smaller "
+              "--memory"));
 }
 
 }  // namespace
@@ -120,6 +122,22 @@ std::vector<std::shared_ptr<const ExpertsWeights>> make_layers(const ExpertsQuer
     if (progress) progress("making weights", i + 1, count);
   }
   return layers;
+}
+
+std::vector<std::shared_ptr<const ExpertsWeights>> pack_layers(
+    const ExpertsConfig& config, const std::vector<std::shared_ptr<const ExpertsWeights>>& layers,
+    ThreadPool& pool, const ProgressCallback& progress) {
+  std::vector<std::shared_ptr<const ExpertsWeights>> packed;
+  for (const auto& layer : layers) {
+    auto weights = std::make_shared<ExpertsWeights>(*layer);
+    prepack(config, *weights, pool);
+    packed.push_back(std::move(weights));
+    if (progress) {
+      progress("packing weights", static_cast<int64_t>(packed.size()),
+               static_cast<int64_t>(layers.size()));
+    }
+  }
+  return packed;
 }
 
 BenchCall::BenchCall(const ExpertsConfig& config, DType compute_dtype, int64_t num_tokens,

@@ -32,6 +32,11 @@ std::vector<std::shared_ptr<const ExpertsWeights>> make_layers(
     const ExpertsQuery& query, int64_t count, size_t more_bytes, uint64_t seed, ThreadPool& pool,
     const ProgressCallback& progress = {});
 
+/// The same layers, each with its packed form as well.
+std::vector<std::shared_ptr<const ExpertsWeights>> pack_layers(
+    const ExpertsConfig& config, const std::vector<std::shared_ptr<const ExpertsWeights>>& layers,
+    ThreadPool& pool, const ProgressCallback& progress = {});
+
 /// How many layers take turns: as many as fill `rotate_bytes`, two at least, no more than calls.
 int64_t num_layers(const ExpertsQuery& query, size_t rotate_bytes, int64_t num_calls);
 

@@ -92,9 +92,8 @@ class ShapeBench {
         seed_(common.seed),
         pool_(pool),
         stream_{query_.device, &pool, nullptr},
-        layers_(make_layers(
-            query_, num_layers(query_, options.bench.memory_bytes(), options.bench.repeats + 1),
-            options.bench.memory_bytes(), seed_, pool, progress.callback())),
+        packed_(common.load.prepack == Prepack::kOn),
+        layers_(make_layers(progress)),
         meter_(query_.compute_dtype, options.bench.memory_bytes(), stream_) {}
 
   const std::vector<std::string>& backends() const { return backends_; }
@@ -137,6 +136,16 @@ class ShapeBench {
   }
 
  private:
+  std::vector<std::shared_ptr<const ExpertsWeights>> make_layers(Progress& progress) const {
+    const size_t ceilings = options_.bench.memory_bytes();
+    const int64_t count = num_layers(query_, ceilings, options_.bench.repeats + 1);
+    const size_t copies =
+        packed_ ? prepacked_bytes(query_.config, query_.format) * static_cast<size_t>(count) : 0;
+    const auto layers =
+        cli::make_layers(query_, count, ceilings + copies, seed_, pool_, progress.callback());
+    return packed_ ? pack_layers(query_.config, layers, pool_, progress.callback()) : layers;
+  }
+
   ExpertsRow new_row(const std::string& name, int64_t tokens) const {
     ExpertsRow row;
     row.shape = shape_.name;
@@ -146,6 +155,7 @@ class ShapeBench {
     row.device = query_.device;
     row.dtype = query_.compute_dtype;
     row.format = query_.format;
+    row.packed = packed_;
     row.routing = name_of(options_.routing);
     row.bound = stated_bound(query_.compute_dtype, query_.format);
     return row;
@@ -173,6 +183,7 @@ class ShapeBench {
   uint64_t seed_;
   ThreadPool& pool_;
   Stream stream_;
+  bool packed_;
   std::vector<std::shared_ptr<const ExpertsWeights>> layers_;
   CeilingMeter meter_;
 };
@@ -191,6 +202,7 @@ Json to_json(const ExpertsRow& row, const Machine& machine) {
       {"device", to_string(row.device)},
       {"dtype", name_of(row.dtype)},
       {"format", name_of(row.format)},
+      {"packed", row.packed},
       {"routing", row.routing},
       {"us_median", calls.median_seconds * 1e6},
       {"us_mad", calls.deviation_seconds * 1e6},
@@ -215,7 +227,8 @@ std::string to_text(const std::vector<ExpertsRow>& rows) {
   table.right_align(1);
   for (const ExpertsRow& row : rows) {
     const CallStatistics& calls = row.calls;
-    table.add_row({row.shape, str_cat(row.tokens), row.experts, str_cat(row.dtype, "/", row.format),
+    table.add_row({row.shape, str_cat(row.tokens), row.experts,
+                   str_cat(row.dtype, "/", row.format, row.packed ? " packed" : ""),
                    format_number("%.1f", calls.median_seconds * 1e6),
                    format_number("%.1f", calls.deviation_seconds * 1e6),
                    format_number("%.3f", calls.flops / 1e12),
@@ -328,8 +341,7 @@ void add_bench_experts(CLI::App& bench, CommonOptions& common, Runner& run) {
       "Example: cadre bench experts --experts all --tokens 1,32 --report bench.html"));
   add_own_options(*command, *options);
   add_common_options(*command, common, ExpertsOption::kOwn);
-  hide_options(*command,
-               {"--model", "--revision", "--prepack", "--dequantize", "--decode-experts"});
+  hide_options(*command, {"--model", "--revision", "--dequantize", "--decode-experts"});
   command->callback([&run, &common, options] {
     run = [&common, options] { return run_command(*options, common); };
   });

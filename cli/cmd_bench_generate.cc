@@ -42,6 +42,7 @@ struct DecodeBytes {
 struct GenerateRow {
   std::string experts;
   int64_t prompt_tokens = 0;
+  bool packed = false;  // experts in packed form
   std::vector<double> prefill_seconds;
   std::vector<TimedCall> decode;  // seconds of one token, on average
 };
@@ -89,6 +90,7 @@ class GenerateBench {
                 ThreadPool& pool)
       : options_(options),
         model_(model),
+        packed_(common.load.prepack == Prepack::kOn),
         random_(common.seed),
         report_(inspect_model(model.info().path, load_options(common))),
         bytes_(decode_bytes(model, report_)),
@@ -98,7 +100,7 @@ class GenerateBench {
 
   GenerateRow measure(const std::string& name, int64_t prompt_tokens, Progress& progress) {
     model_.set_experts_implementation(name);
-    GenerateRow row{name, prompt_tokens, {}, {}};
+    GenerateRow row{name, prompt_tokens, packed_, {}, {}};
     run_once(prompt_tokens, 2);  // maps pages, makes workspaces
     CeilingSample before = meter_.sample();
     for (int64_t i = 0; i < options_.bench.repeats && interrupt_signal() == 0; ++i) {
@@ -135,6 +137,7 @@ class GenerateBench {
 
   const CommandOptions& options_;
   Model& model_;
+  bool packed_;
   std::mt19937_64 random_;
   ModelReport report_;
   DecodeBytes bytes_;
@@ -150,6 +153,7 @@ Json to_json(const GenerateRow& row, const ModelInfo& info, const Machine& machi
       {"architecture", info.architecture},
       {"dtype", name_of(info.compute_dtype)},
       {"experts", row.experts},
+      {"packed", row.packed},
       {"prompt_tokens", row.prompt_tokens},
       {"prefill_tokens_per_second", static_cast<double>(row.prompt_tokens) / prefill},
       {"prefill_seconds", prefill},

@@ -98,7 +98,9 @@ void add_run_options(CLI::App& command, CommonOptions& common) {
                               : text == "off" ? Prepack::kOff
                                               : Prepack::kAuto;
       },
-      "CPU: pack the experts' weights when loading; auto decides by free memory");
+      "CPU: on copies the experts' weights when loading, into the order that kernels read fastest "
+      "(as much memory as they take; the checkpoint's own need not stay in memory); off reads them "
+      "where they lie and starts at once; auto: off for the time being");
   command.add_flag("--dequantize", common.load.dequantize,
                    "Turn quantised weights back into bfloat16 when loading");
   add_number(command, "--seed", common.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max(),

@@ -46,7 +46,7 @@ th:nth-child(2), td:nth-child(2) { text-align: left; }
 
 /// Rows that one pair of plots shows.
 bool belong_together(const ExpertsRow& a, const ExpertsRow& b) {
-  return a.shape == b.shape && a.dtype == b.dtype && a.format == b.format &&
+  return a.shape == b.shape && a.dtype == b.dtype && a.format == b.format && a.packed == b.packed &&
          a.routing == b.routing && a.device == b.device;
 }
 
@@ -130,9 +130,9 @@ std::string section_of(const std::vector<ExpertsRow>& rows) {
   const ExpertsConfig& c = first.config;
   return str_cat("<h2>", escape_html(first.shape), "</h2>\n<p>", c.num_experts, " experts, ",
                  c.top_k, " per token, hidden size ", c.hidden_size, ", intermediate size ",
-                 c.intermediate_size, "; weights ", first.format, ", computing in ", first.dtype,
-                 ", routing ", first.routing, ", on ", first.device, "</p>\n", plots_of(rows),
-                 table_of(rows));
+                 c.intermediate_size, "; weights ", first.format, first.packed ? ", packed" : "",
+                 ", computing in ", first.dtype, ", routing ", first.routing, ", on ", first.device,
+                 "</p>\n", plots_of(rows), table_of(rows));
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ struct ExpertsRow {
   Device device;
   DType dtype = DType::kF32;
   StorageFormat format = StorageFormat::kF32;
+  bool packed = false;  // experts in packed form
   std::string routing;
   CallStatistics calls;
   int64_t active_experts = 0;  // median

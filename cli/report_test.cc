@@ -48,6 +48,14 @@ TEST(Report, HasATableAndTwoPlotsForEachShape) {
   }
 }
 
+TEST(Report, PackedExpertsHavePlotsOfTheirOwn) {
+  std::vector<ExpertsRow> rows = {row("s", 1, "eager", 2, 1), row("s", 1, "eager", 1, 2)};
+  rows[1].packed = true;
+  const std::string page = report_page({"c", "p", "i", 1}, rows);
+  EXPECT_EQ(count(page, "<table>"), 2);
+  EXPECT_EQ(count(page, ", packed, computing in"), 1);
+}
+
 TEST(Report, NeedsNothingFromElsewhere) {
   const std::string page = report_page({"c", "p", "i", 1}, {row("s", 1, "eager", 1, 1)});
   for (const char* part : {"http:", "https:", "<script", "src=", "@import", "url("}) {

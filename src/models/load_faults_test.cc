@@ -141,12 +141,6 @@ TEST(LoadFaults, QuantizedCheckpointsAreRefused) {
   expect_parts(load_error<Unsupported>(checkpoint.write()), {"quantization_config", "fp8"});
 }
 
-TEST(LoadFaults, ThePackedFormIsRefusedWhileThereIsNone) {
-  expect_parts(
-      load_error<Unsupported>(DamagedCheckpoint("qwen3_moe").write(), {.prepack = Prepack::kOn}),
-      {"prepack", "in place", "use auto or off"});
-}
-
 TEST(LoadFaults, DevicesOfThisBuildOnly) {
   expect_parts(load_error<Unsupported>(DamagedCheckpoint("qwen3_moe").write(),
                                        {.device = {DeviceType::kCuda, 0}}),

@@ -84,6 +84,19 @@ TEST(BenchExperts, FormatDtypeRoutingAndSeedAreTaken) {
   }
 }
 
+TEST(BenchExperts, RowsSayWhetherExpertsArePacked) {
+  for (const char* prepack : {"on", "off", "auto"}) {
+    const auto rows = rows_of(bench({"experts", "--shape", "6,2,40,24", "--tokens", "1,5",
+                                     "--experts", "all", "--prepack", prepack, "--json"}));
+    ASSERT_EQ(rows.size(), 2 * kCpuBackends.size());
+    for (const nlohmann::json& row : rows) EXPECT_EQ(row["packed"], prepack == std::string("on"));
+  }
+  const Result table =
+      bench({"experts", "--shape", "6,2,40,24", "--tokens", "1", "--prepack", "on"});
+  expect_success(table);
+  EXPECT_NE(table.out.find("bfloat16/bfloat16 packed"), std::string::npos) << table.out;
+}
+
 TEST(BenchExperts, TheTableAndThePageShowTheSameRows) {
   const TempDir folder;
   const fs::path page = folder / "report.html";
@@ -180,6 +193,16 @@ TEST(BenchGenerate, ARowForEachBackendAndPromptLength) {
       bench({"generate", "--model", model, "--prompt-lengths", "3", "--new-tokens", "2"});
   expect_success(table);
   EXPECT_NE(table.out.find("decode tokens/s"), std::string::npos);
+}
+
+TEST(BenchGenerate, RowsSayWhetherExpertsArePacked) {
+  for (const char* prepack : {"on", "off"}) {
+    const auto rows =
+        rows_of(bench({"generate", "--model", model_folder("qwen2_moe"), "--prompt-lengths", "3",
+                       "--new-tokens", "2", "--prepack", prepack, "--json"}));
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_EQ(rows[0]["packed"], prepack == std::string("on"));
+  }
 }
 
 TEST(BenchGenerate, ASyntheticModelIsWrittenAndRemoved) {

@@ -28,6 +28,18 @@ TEST(Eval, PerplexityAndEveryTokensLossEqualTheStoredOnes) {
   for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-4) << i;
 }
 
+TEST(Eval, PackedExpertsGiveTheSameNumbers) {
+  const std::string text = read_file(kTinyData + "heldout.txt").substr(0, 2000);
+  const auto eval = [&](const char* prepack) {
+    const Result result =
+        run_cadre({"eval", "--text", "-", "--window", "128", "--prepack", prepack, "--json"},
+                  {.input = text});
+    expect_success(result);
+    return json_of(result);
+  };
+  EXPECT_EQ(eval("on")["perplexity"], eval("off")["perplexity"]);
+}
+
 TEST(Eval, TheWindowIsTheUsersAndTheTextMayComeFromStandardInput) {
   const std::string text = read_file(kTinyData + "heldout.txt").substr(0, 2000);
   const auto eval = [&](const char* window) {

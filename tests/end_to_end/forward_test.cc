@@ -142,5 +142,20 @@ TEST(Forward, MoreTokensThanTheContextAreRefused) {
                  {"ids.safetensors", "2049", "2048"});
 }
 
+TEST(Forward, PackedExpertsGiveTheSameBytes) {
+  for (const std::string& model : kModels) {
+    const TempDir folder;
+    std::vector<std::string> files;
+    for (const char* prepack : {"off", "on"}) {
+      const std::filesystem::path out = folder / prepack;
+      expect_success(
+          run_cadre({"forward", "--model", model_folder(model), "--inputs", expected_file(model),
+                     "--out", out, "--capture-experts", "--prepack", prepack}));
+      files.push_back(read_file(out));
+    }
+    EXPECT_TRUE(files[0] == files[1]) << model;
+  }
+}
+
 }  // namespace
 }  // namespace cadre::test

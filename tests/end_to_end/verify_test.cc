@@ -13,13 +13,16 @@ TEST(Verify, EveryFixtureModelPasses) {
   for (const fs::directory_entry& entry : fs::directory_iterator(CADRE_TEST_DATA "/models")) {
     if (!entry.is_directory()) continue;
     SCOPED_TRACE(entry.path().filename());
-    const Result result = run_cadre({"verify", entry.path(), "--tokens", "4"});
-    expect_success(result);
-    for (const char* part : {"layer", "relative error", "bound", "grouped_mm", "eager",
-                             "batched_mm", "all within their bounds"}) {
-      EXPECT_NE(result.out.find(part), std::string::npos) << part;
+    for (const char* prepack : {"off", "on"}) {
+      const Result result =
+          run_cadre({"verify", entry.path(), "--tokens", "4", "--prepack", prepack});
+      expect_success(result);
+      for (const char* part : {"layer", "relative error", "bound", "grouped_mm", "eager",
+                               "batched_mm", "all within their bounds"}) {
+        EXPECT_NE(result.out.find(part), std::string::npos) << part;
+      }
+      EXPECT_EQ(result.out.find("OUT OF BOUND"), std::string::npos);
     }
-    EXPECT_EQ(result.out.find("OUT OF BOUND"), std::string::npos);
     ++count;
   }
   EXPECT_GE(count, 15);
