@@ -74,6 +74,7 @@ struct StoredLines {
   int count;  // columns, up to kLanes
   int64_t k;
   int k_count;
+  int64_t k_total;  // of the matrix
 
   template <int kSize>
   const unsigned char* at(int64_t n, int64_t i) const {
@@ -105,14 +106,22 @@ inline void read_along_k(const StoredLines& lines, Words* words) {
 // Elements of kLanes columns at one k, in the low bits of the words.
 template <int kSize>
 inline Words read_columns(const StoredLines& lines, int i) {
+  const unsigned char* from = lines.at<kSize>(0, i);
+  const int64_t stride = lines.part->row_stride;
+  // Every second element: the last one's neighbour is read too, where a later k lies behind it.
+  if (stride == 2 && lines.count == kLanes && lines.k + i + 1 < lines.k_total &&
+      lines.part->col_stride > 0) {
+    if constexpr (kSize == 2) return load<Words>(from) & 0xffffu;
+    Words even, odd;
+    deinterleave(load<Words>(from), load<Words>(from + kLanes * 4), &even, &odd);
+    return even;
+  }
   unsigned char gathered[kLanes * kSize] = {};
-  const unsigned char* from = gathered;
-  if (lines.part->row_stride == 1 && lines.count == kLanes) {
-    from = lines.at<kSize>(0, i);
-  } else {
+  if (stride != 1 || lines.count < kLanes) {
     for (int n = 0; n < lines.count; ++n) {
       __builtin_memcpy(gathered + n * kSize, lines.at<kSize>(n, i), kSize);
     }
+    from = gathered;
   }
   if constexpr (kSize == 4) return load<Words>(from);
   return widen_halfs(load<Halfs>(from));
@@ -122,6 +131,7 @@ template <int kSize>
 inline void read_across_k(const StoredLines& lines, Words* words) {
   for (int i = 0; i < kLineWords; ++i) words[i] = Words{};
   for (int i = 0; i < lines.k_count; ++i) {
+    prefetch(lines.at<kSize>(0, i + kBlockLines * kLineBytes / kSize));
     const Words columns = read_columns<kSize>(lines, i);
     if constexpr (kSize == 4) {
       words[i] = columns;
@@ -139,7 +149,7 @@ inline void pack_line(const PackStoredArgs& args, int column, int64_t k, int cou
   const StoredColumns& part = args.parts[column / width];
   const int left = part.columns - column % width;
   const int columns = left < 0 ? 0 : left < kLanes ? left : kLanes;
-  const StoredLines lines{&part, column % width, columns, k, count};
+  const StoredLines lines{&part, column % width, columns, k, count, args.k};
   Words words[kLineWords];
   if (part.col_stride == 1) {
     read_along_k<kSize>(lines, words);
