@@ -12,6 +12,7 @@
 #include "dense/dense_ops.h"
 #include "io/file_handle.h"
 #include "io/safetensors.h"
+#include "models/prepack.h"
 #include "progress.h"
 
 namespace cadre::cli {
@@ -40,9 +41,12 @@ std::string cpu_instruction_set() {
 }
 
 std::unique_ptr<Model> load_model(const CommonOptions& common) {
-  Progress progress(ProgressTerminal::standard_error(common.quiet), "layers");
+  Progress layers(ProgressTerminal::standard_error(common.quiet), "layers");
+  Progress experts(ProgressTerminal::standard_error(common.quiet), "experts");
   LoadOptions options = load_options(common);
-  options.progress = progress.callback();
+  options.progress = [&](std::string_view what, int64_t done, int64_t total) {
+    (what == kPackingExperts ? experts : layers).update(what, done, total);
+  };
   return Model::from_pretrained(model_path(common), options);
 }
 

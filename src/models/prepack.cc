@@ -63,7 +63,7 @@ void prepack_experts(std::span<const std::unique_ptr<ExpertsGroup>> groups,
       prepack(config, *weights, threads, [&](int64_t expert) {
         release_expert(checkpoint, config, *weights, expert);
         ++done;
-        if (progress) progress("packing experts", done, total);
+        if (progress) progress(kPackingExperts, done, total);
       });
       group->replace_layer(layer, std::move(weights));
     }

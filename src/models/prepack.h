@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "cadre/model.h"
 #include "cadre/thread_pool.h"
@@ -11,6 +12,9 @@
 #include "layers/experts_group.h"
 
 namespace cadre {
+
+/// What prepack_experts() calls its progress, which counts experts.
+inline constexpr std::string_view kPackingExperts = "packing experts";
 
 /// Throws DeviceError saying how much the packed form needs, beside one expert of the checkpoint,
 /// when that is more than `available`. Empty: unknown, and enough.

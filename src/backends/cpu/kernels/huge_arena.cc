@@ -20,8 +20,8 @@ HugeArena::HugeArena(size_t bytes) : bytes_(bytes + kAlignment) {
   const auto begin = reinterpret_cast<uintptr_t>(mapping_);
   const uintptr_t aligned = (begin + kAlignment - 1) / kAlignment * kAlignment;
   data_ = static_cast<std::byte*>(mapping_) + (aligned - begin);
-  // Only a wish: small pages do as well.
-  static_cast<void>(::madvise(mapping_, bytes_, MADV_HUGEPAGE));
+  // Only a wish: small pages do as well. What fills no huge page takes small ones.
+  static_cast<void>(::madvise(data_, bytes / kAlignment * kAlignment, MADV_HUGEPAGE));
 }
 
 HugeArena::~HugeArena() { ::munmap(mapping_, bytes_); }
