@@ -23,20 +23,19 @@ void configure_in_place(int tokens) {
   _tile_loadconfig(&config);
 }
 
-// Sums of one chunk that still have to be added to the running ones.
+// Sums of one chunk that still have to be added to the running ones, tile by tile.
 struct Pending {
   const float* from = nullptr;  // [tiles][kTileRows][16]
-  float* to = nullptr;          // [kTileRows, stride]
-  int64_t stride = 0;
+  float* to = nullptr;          // as from
   int tiles = 0;
 
   // Rows [4 * quarter, 4 * quarter + 4) of a tile.
   void add(int tile, int quarter) const {
     const float* sums = from + tile * kTileFloats + quarter * 64;
-    float* running = to + quarter * 4 * stride + tile * 16;
+    float* running = to + tile * kTileFloats + quarter * 64;
 #pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r, sums += 16, running += stride) {
-      store(running, load<Floats>(running) + load<Floats>(sums));
+    for (int r = 0; r < 4; ++r) {
+      store(running + r * 16, load<Floats>(running + r * 16) + load<Floats>(sums + r * 16));
     }
   }
   void finish() {
@@ -45,17 +44,18 @@ struct Pending {
   }
 };
 
-// One chunk of 16 weight rows times kTiles tiles of tokens.
+// One chunk of 16 weight rows times some tiles of tokens, by value so that all stays in registers.
 struct Block {
   const uint16_t* weights;
   int64_t weight_stride;   // bytes
-  const uint32_t* tokens;  // [k / 2, token_stride]
-  int64_t token_stride;    // words
+  const uint32_t* tokens;  // the first tile; the others follow it
+  int64_t token_row;       // bytes from one pair of k to the next in a tile
+  int64_t token_step;      // words from one step of k to the next
   const char* fetch;       // weights to fetch meanwhile, a chunk of 16 rows; null = none
   int64_t fetch_stride;    // bytes
 };
 
-inline void fetch_rows(const Block& block, int step) {
+inline void fetch_rows(const Block block, int step) {
   const char* at = block.fetch + step * kTileK * 2;
 #pragma GCC unroll 16
   for (int r = 0; r < kTileRows; ++r) prefetch(at + r * block.fetch_stride);
@@ -63,12 +63,12 @@ inline void fetch_rows(const Block& block, int step) {
 
 // g++ 12 wants tile numbers as literals.
 template <int kTile>
-inline void multiply_token_tile(const Block& block, int step) {
-  const uint32_t* tokens = block.tokens + step * 16 * block.token_stride + kTile * 16;
+inline void multiply_token_tile(const Block block, int step) {
+  const uint32_t* tokens = block.tokens + step * block.token_step + kTile * kTileFloats;
   if constexpr (kTile % 2 == 0) {
-    _tile_loadd(6, tokens, block.token_stride * 4);
+    _tile_loadd(6, tokens, block.token_row);
   } else {
-    _tile_loadd(7, tokens, block.token_stride * 4);
+    _tile_loadd(7, tokens, block.token_row);
   }
   if constexpr (kTile == 0) _tile_dpbf16ps(0, 5, 6);
   if constexpr (kTile == 1) _tile_dpbf16ps(1, 5, 7);
@@ -78,7 +78,7 @@ inline void multiply_token_tile(const Block& block, int step) {
 }
 
 template <int kTiles, bool kAdd>
-inline void multiply_step(const Block& block, int step, const Pending& pending) {
+inline void multiply_step(const Block block, int step, const Pending pending) {
   _tile_loadd(5, block.weights + step * kTileK, block.weight_stride);
   if (block.fetch != nullptr) fetch_rows(block, step);
   multiply_token_tile<0>(block, step);
@@ -103,18 +103,18 @@ inline void zero_tiles() {
 }
 
 template <int kTiles>
-inline void store_sums(float* to, int64_t tile_stride, int64_t row_bytes) {
-  _tile_stored(0, to, row_bytes);
-  if constexpr (kTiles > 1) _tile_stored(1, to + tile_stride, row_bytes);
-  if constexpr (kTiles > 2) _tile_stored(2, to + 2 * tile_stride, row_bytes);
-  if constexpr (kTiles > 3) _tile_stored(3, to + 3 * tile_stride, row_bytes);
-  if constexpr (kTiles > 4) _tile_stored(4, to + 4 * tile_stride, row_bytes);
+inline void store_sums(float* to) {
+  _tile_stored(0, to, 64);
+  if constexpr (kTiles > 1) _tile_stored(1, to + kTileFloats, 64);
+  if constexpr (kTiles > 2) _tile_stored(2, to + 2 * kTileFloats, 64);
+  if constexpr (kTiles > 3) _tile_stored(3, to + 3 * kTileFloats, 64);
+  if constexpr (kTiles > 4) _tile_stored(4, to + 4 * kTileFloats, 64);
   publish(to);
 }
 
 // A whole chunk, with another chunk's sums added meanwhile.
 template <int kTiles, bool kAdd>
-inline void multiply_chunk(const Block& block, const Pending& pending) {
+inline void multiply_chunk(const Block block, const Pending pending) {
   zero_tiles<kTiles>();
 #pragma GCC unroll 4
   for (int step = 0; step < kChunk / kTileK; ++step) {
@@ -129,7 +129,7 @@ struct LastChunk {
 };
 
 template <int kTiles>
-void multiply_last_chunk(const Block& block, int k, bool single_row) {
+void multiply_last_chunk(const Block block, int k, bool single_row) {
   zero_tiles<kTiles>();
   const int steps = k / kTileK;
   for (int step = 0; step < steps; ++step) multiply_step<kTiles, false>(block, step, {});
@@ -142,8 +142,11 @@ void multiply_last_chunk(const Block& block, int k, bool single_row) {
         reinterpret_cast<const char*>(block.weights + steps * kTileK) + r * block.weight_stride;
     __builtin_memcpy(last.weights + r * kTileK, row, bytes);
   }
-  Block tail{last.weights,       kTileK * 2, block.tokens + steps * 16 * block.token_stride,
-             block.token_stride, nullptr,    0};
+  Block tail = block;
+  tail.weights = last.weights;
+  tail.weight_stride = kTileK * 2;
+  tail.tokens += steps * block.token_step;
+  tail.fetch = nullptr;
   if (single_row) {
     __builtin_memcpy(last.tokens, tail.tokens, bytes);
     tail.tokens = last.tokens;
@@ -152,20 +155,20 @@ void multiply_last_chunk(const Block& block, int k, bool single_row) {
   multiply_step<kTiles, false>(tail, 0, {});
 }
 
-// Running sums of two groups of weight rows: [2 * kTileRows, stride], a column for each token.
+// Running sums of two groups of weight rows, [2][token tiles][kTileRows][16].
 class InPlaceProduct {
  public:
   explicit InPlaceProduct(const InPlaceArgs& args)
-      : args_(args),
-        token_stride_(paired_rows(args.num_rows)),
-        tiles_((args.num_rows + 15) / 16),
-        sum_stride_(int64_t{16} * tiles_) {}
+      : args_(args), tiles_((args.num_rows + 15) / 16), tiles_per_pass_(args.num_rows) {
+    const int passes = (tiles_ + kMaxTokenTiles - 1) / kMaxTokenTiles;
+    tiles_per_pass_ = (tiles_ + passes - 1) / passes;
+  }
 
   /// One or two groups; `next` as in InPlaceArgs.
   void run(const WeightRows* groups, int count, const WeightRows* next) {
     next_ = next;
     for (int64_t k = 0; k < args_.k; k += kChunk) {
-      for (int first = 0; first < tiles_; first += per_pass()) {
+      for (int first = 0; first < tiles_; first += tiles_per_pass_) {
         for (int g = 0; g < count; ++g) chunk(groups[g], g, k, first);
       }
     }
@@ -174,18 +177,12 @@ class InPlaceProduct {
   }
 
  private:
-  // Passes of like size over the token tiles.
-  int per_pass() const {
-    const int passes = (tiles_ + kMaxTokenTiles - 1) / kMaxTokenTiles;
-    return (tiles_ + passes - 1) / passes;
-  }
-
   float* sums(int group, int tile) const {
-    return args_.sums + group * kTileRows * sum_stride_ + tile * 16;
+    return args_.sums + (group * tiles_ + tile) * kTileFloats;
   }
 
   void chunk(const WeightRows& rows, int group, int64_t k, int first) {
-    const int count = tiles_ - first < per_pass() ? tiles_ - first : per_pass();
+    const int count = tiles_ - first < tiles_per_pass_ ? tiles_ - first : tiles_per_pass_;
     if (count == 1) return multiply<1>(rows, group, k, first);
     if (count == 2) return multiply<2>(rows, group, k, first);
     if (count == 3) return multiply<3>(rows, group, k, first);
@@ -209,11 +206,14 @@ class InPlaceProduct {
   template <int kTiles>
   void multiply(const WeightRows& rows, int group, int64_t k, int first) {
     const WeightRows fetch = first == 0 ? rows_to_fetch(rows, group, k) : WeightRows{};
+    const int columns = tiles_ > 1 ? 16 : args_.num_rows;
+    const int64_t step_words = int64_t{16} * columns * tiles_;
     const Block block{
         static_cast<const uint16_t*>(rows.first) + k,
         rows.stride * 2,
-        static_cast<const uint32_t*>(args_.pairs) + k / 2 * token_stride_ + first * 16,
-        token_stride_,
+        static_cast<const uint32_t*>(args_.pairs) + k / kTileK * step_words + first * kTileFloats,
+        columns * 4,
+        step_words,
         static_cast<const char*>(fetch.first),
         fetch.stride * 2};
     const int64_t left = args_.k - k;
@@ -228,10 +228,10 @@ class InPlaceProduct {
     }
     float* running = sums(group, first);
     pending_.tiles = 0;
-    if (k == 0) return store_sums<kTiles>(running, 16, sum_stride_ * 4);
+    if (k == 0) return store_sums<kTiles>(running);
     buffer_ ^= 1;
-    store_sums<kTiles>(buffers_[buffer_], kTileFloats, 64);
-    pending_ = {buffers_[buffer_], running, sum_stride_, kTiles};
+    store_sums<kTiles>(buffers_[buffer_]);
+    pending_ = {buffers_[buffer_], running, kTiles};
   }
 
   // Sums to acc, a token in each row again.
@@ -239,7 +239,7 @@ class InPlaceProduct {
     for (int first = 0; first < args_.num_rows; first += 16) {
       const unsigned char* columns[kTileRows];
       for (int i = 0; i < kTileRows; ++i) {
-        columns[i] = reinterpret_cast<const unsigned char*>(sums + i * sum_stride_ + first);
+        columns[i] = reinterpret_cast<const unsigned char*>(sums + first * 16 + i * 16);
       }
       Words transposed[16];
       load_transposed_lines(columns, 0, transposed);
@@ -250,9 +250,8 @@ class InPlaceProduct {
   }
 
   const InPlaceArgs& args_;
-  int64_t token_stride_;
   int tiles_;
-  int64_t sum_stride_;
+  int tiles_per_pass_;
   const WeightRows* next_ = nullptr;
   int buffer_ = 0;
   Pending pending_;
@@ -270,7 +269,8 @@ void multiply_in_place(const InPlaceArgs& args) {
 }
 
 void pair_rows(const PairArgs& args) {
-  const int stride = paired_rows(args.num_rows);
+  const int columns = args.num_rows < 16 ? args.num_rows : 16;
+  const int64_t step_words = int64_t{16} * paired_rows(args.num_rows);
   for (int first = 0; first < args.num_rows; first += 16) {
     const int count = args.num_rows - first < 16 ? args.num_rows - first : 16;
     for (int64_t k = 0; k < args.k; k += kPairedK) {
@@ -288,10 +288,10 @@ void pair_rows(const PairArgs& args) {
       }
       Words words[16];
       load_transposed_lines(at, 0, words);
-      uint32_t* out = static_cast<uint32_t*>(args.out) + k / 2 * stride + first;
-      const auto lanes = static_cast<__mmask16>(stride >= 16 ? 0xffff : (1u << count) - 1);
+      uint32_t* out = static_cast<uint32_t*>(args.out) + k / kPairedK * step_words + first * 16;
+      const auto lanes = static_cast<__mmask16>((1u << columns) - 1);
       for (int i = 0; i < kPairedK / 2; ++i) {
-        _mm512_mask_storeu_epi32(out + i * stride, lanes, (__m512i)words[i]);
+        _mm512_mask_storeu_epi32(out + i * columns, lanes, (__m512i)words[i]);
       }
     }
   }

@@ -103,19 +103,20 @@ struct WidenArgs {
 /// k that the in-place products take in one step: paired rows are zero up to a multiple of it.
 inline constexpr int kPairedK = 32;
 
-/// Words from one pair of k to the next when so many rows are paired.
+/// Rows that so many take when paired: those of a lone tile as they are, else whole tiles of 16.
 constexpr int paired_rows(int num_rows) {
   return num_rows <= 16 ? num_rows : (num_rows + 15) / 16 * 16;
 }
 
-/// Puts rows of bfloat16 side by side, two k in a word: element k of row r becomes half k % 2 of
-/// out[k / 2 * paired_rows(num_rows) + r]. What rows and k lack is zero.
+/// Puts rows of bfloat16 side by side, two k in a word and kPairedK in a step:
+/// [round_up(k, kPairedK) / kPairedK][tiles of up to 16 rows][kPairedK / 2][rows of the tile]
+/// words, the lower half of a word the even k. What rows and k lack is zero.
 struct PairArgs {
   const void* const* rows;  // element 0 of each
   int64_t row_offset;       // elements to add to each pointer
   int num_rows;
   int64_t k;
-  void* out;  // [round_up(k, kPairedK) / 2, paired_rows(num_rows)] words
+  void* out;
 };
 
 /// 16 weight rows (columns of the product) as they lie in memory, k after k.
@@ -133,7 +134,7 @@ struct InPlaceArgs {
   int64_t k;
   const void* pairs;  // as pair wrote them; a single row as it is
   int num_rows;
-  float* sums;  // scratch: [2 * 16, paired rows, at least 16], 64-byte aligned
+  float* sums;  // scratch: [2 * 16, paired rows, at least 16]
   float* acc;   // [num_rows, kPanelColumns]
 };
 
