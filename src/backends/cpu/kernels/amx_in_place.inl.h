@@ -211,7 +211,7 @@ class InPlaceProduct {
     const Block block{
         static_cast<const uint16_t*>(rows.first) + k,
         rows.stride * 2,
-        static_cast<const uint32_t*>(args_.pairs) + k / kTileK * step_words + first * kTileFloats,
+        static_cast<const uint32_t*>(args_.rows) + k / kTileK * step_words + first * kTileFloats,
         columns * 4,
         step_words,
         static_cast<const char*>(fetch.first),
@@ -268,15 +268,15 @@ void multiply_in_place(const InPlaceArgs& args) {
   _tile_release();
 }
 
-void pair_rows(const PairArgs& args) {
+void pair_rows(const ArrangeArgs& args) {
   const int columns = args.num_rows < 16 ? args.num_rows : 16;
-  const int64_t step_words = int64_t{16} * paired_rows(args.num_rows);
+  const int64_t step_words = int64_t{16} * arranged_rows(args.num_rows);
   for (int first = 0; first < args.num_rows; first += 16) {
     const int count = args.num_rows - first < 16 ? args.num_rows - first : 16;
-    for (int64_t k = 0; k < args.k; k += kPairedK) {
+    for (int64_t k = 0; k < args.k; k += kStepK) {
       alignas(64) unsigned char tail[16][64];
       const unsigned char* at[16];
-      const bool whole = args.k - k >= kPairedK;
+      const bool whole = args.k - k >= kStepK;
       for (int r = 0; r < 16; ++r) {
         at[r] = kZeros;
         if (r >= count) continue;
@@ -288,9 +288,9 @@ void pair_rows(const PairArgs& args) {
       }
       Words words[16];
       load_transposed_lines(at, 0, words);
-      uint32_t* out = static_cast<uint32_t*>(args.out) + k / kPairedK * step_words + first * 16;
+      uint32_t* out = static_cast<uint32_t*>(args.out) + k / kStepK * step_words + first * 16;
       const auto lanes = static_cast<__mmask16>((1u << columns) - 1);
-      for (int i = 0; i < kPairedK / 2; ++i) {
+      for (int i = 0; i < kStepK / 2; ++i) {
         _mm512_mask_storeu_epi32(out + i * columns, lanes, (__m512i)words[i]);
       }
     }

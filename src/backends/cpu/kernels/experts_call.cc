@@ -43,12 +43,12 @@ int64_t padded_rows(int64_t num_experts, int64_t pairs) {
   return pairs + 15 * blocks;
 }
 
-bool pairs_rows(DType compute_dtype) {
+bool arranges_rows(DType compute_dtype) {
   return kernels_for(active_isa(), compute_dtype).multiply_in_place != nullptr;
 }
 
-int64_t h_columns(const ExpertsConfig& config, bool paired) {
-  return paired ? round_up(config.intermediate_size, kPairedK) : config.intermediate_size;
+int64_t h_columns(const ExpertsConfig& config, bool arranged) {
+  return arranged ? round_up(config.intermediate_size, kStepK) : config.intermediate_size;
 }
 
 GateKind gate_kind(const ExpertsConfig& config) {
@@ -96,15 +96,15 @@ MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t
         str_cat("experts workspace: max_tokens: expected 0 or more, got ", max_tokens));
   }
   const int64_t element = bytes_of(element_of(compute_dtype));
-  const bool paired = pairs_rows(compute_dtype);
-  const int64_t input_bytes = paired ? round_up(config.hidden_size, kPairedK) * element : 0;
-  const int64_t h_bytes = h_columns(config, paired) * element;
+  const bool arranged = arranges_rows(compute_dtype);
+  const int64_t input_bytes = arranged ? round_up(config.hidden_size, kStepK) * element : 0;
+  const int64_t h_bytes = h_columns(config, arranged) * element;
   const int64_t row_bytes = std::max<int64_t>(input_bytes + h_bytes, kPanelColumns * 4);
   MemoryPlan plan;
   plan.chunk_tokens =
       std::min(max_tokens, std::max<int64_t>(1, kRowBudget / (config.top_k * row_bytes)));
   const int64_t pairs = plan.chunk_tokens * config.top_k;
-  const int64_t rows = paired ? padded_rows(config.num_experts, pairs) : pairs;
+  const int64_t rows = arranged ? padded_rows(config.num_experts, pairs) : pairs;
   const auto padded = [](int64_t bytes) { return Workspace::padded(static_cast<size_t>(bytes)); };
   plan.routing_bytes = routing_plan_bytes(config.num_experts, plan.chunk_tokens, config.top_k);
   plan.block_bytes =
@@ -127,18 +127,19 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
       compute_(element_of(experts.query.compute_dtype)),
       stored_(stored_element(experts.weights->format)),
       plan_(make_routing_plan(tokens.top_k_index, config_.num_experts, workspace)),
-      in_place_(reads_all_in_place()),
-      input_stride_(round_up(config_.hidden_size, kPairedK) * bytes_of(compute_)),
-      h_stride_(h_columns(config_, pairs_rows(experts.query.compute_dtype)) * bytes_of(compute_)),
+      arrange_(find_arrangement()),
+      input_stride_(round_up(config_.hidden_size, kStepK) * bytes_of(compute_)),
+      h_stride_(h_columns(config_, arranges_rows(experts.query.compute_dtype)) *
+                bytes_of(compute_)),
       scratch_(workspace, threads.num_threads()) {
   const int64_t pairs = tokens.top_k_index.numel();
   blocks_ = workspace.allocate<RowBlock>(pairs);
   first_block_ = workspace.allocate<int64_t>(config_.num_experts + 1);
   used_ = workspace.allocate<uint8_t>(pairs);
   make_blocks();
-  const bool paired = pairs_rows(experts.query.compute_dtype);
-  const int64_t rows = paired ? padded_rows(config_.num_experts, pairs) : pairs;
-  inputs_ = paired ? workspace.allocate<char>(rows * input_stride_) : nullptr;
+  const bool arranged = arranges_rows(experts.query.compute_dtype);
+  const int64_t rows = arranged ? padded_rows(config_.num_experts, pairs) : pairs;
+  inputs_ = arranged ? workspace.allocate<char>(rows * input_stride_) : nullptr;
   h_ = workspace.allocate<char>(rows * h_stride_);
   const int64_t result_bytes = result_bytes_for(config_.hidden_size, pairs);
   results_ = static_cast<float*>(workspace.allocate(static_cast<size_t>(result_bytes)));
@@ -147,8 +148,12 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
   for (int64_t i = 0; i < plan_.num_pairs; ++i) used_[plan_.pairs[i]] = 1;
 }
 
-bool ExpertsCall::reads_all_in_place() const {
-  if (kernels_.multiply_in_place == nullptr || weights_.packed != nullptr) return false;
+// How rows must lie for the products that read weights directly; null where weights are packed or
+// unpacked into scratch memory first.
+ExpertsCall::Arrangement ExpertsCall::find_arrangement() const {
+  if (weights_.packed) {
+    return compute_ == kernels_.row_type && stored_ == compute_ ? kernels_.tile : nullptr;
+  }
   for (int64_t i = 0; i < plan_.num_active; ++i) {
     const auto expert = static_cast<size_t>(plan_.active[i]);
     const auto fits = [&](const ExpertMatrix& matrix, int64_t columns) {
@@ -157,22 +162,22 @@ bool ExpertsCall::reads_all_in_place() const {
     if (!fits(weights_.up[expert], config_.intermediate_size) ||
         !fits(weights_.down[expert], config_.hidden_size) ||
         (config_.has_gate && !fits(weights_.gate[expert], config_.intermediate_size))) {
-      return false;
+      return nullptr;
     }
   }
-  return true;
+  return kernels_.pair;
 }
 
 void ExpertsCall::make_blocks() {
-  int64_t paired = 0;
+  int64_t arranged = 0;
   for (int64_t i = 0; i < plan_.num_active; ++i) {
     first_block_[i] = num_blocks_;
     const int64_t end = plan_.offsets[i + 1];
     const RowBlocks split = split_rows(end - plan_.offsets[i]);
     for (int64_t first = plan_.offsets[i]; first < end; first += split.rows_per_block) {
       const int64_t last = std::min(end, first + split.rows_per_block);
-      blocks_[num_blocks_++] = {plan_.active[i], first, last, paired};
-      paired += paired_rows(static_cast<int>(last - first));
+      blocks_[num_blocks_++] = {plan_.active[i], first, last, arranged};
+      arranged += arranged_rows(static_cast<int>(last - first));
     }
   }
   first_block_[plan_.num_active] = num_blocks_;
@@ -215,13 +220,13 @@ const void* ExpertsCall::input_row(int64_t row) const {
 }
 
 char* ExpertsCall::h_of(const RowBlock& block) const {
-  return h_ + (in_place_ ? block.paired : block.begin) * h_stride_;
+  return h_ + (arrange_ ? block.arranged : block.begin) * h_stride_;
 }
 
-// Rows of x side by side, for every block of more than one.
-void ExpertsCall::pair_inputs(RowBlockList list) {
+// Rows of x as the products want them, for every block of more than one.
+void ExpertsCall::arrange_inputs(RowBlockList list) {
   const auto single = [](const RowBlock& block) { return block.end - block.begin == 1; };
-  if (!in_place_ || std::all_of(list.blocks, list.blocks + list.count, single)) return;
+  if (!arrange_ || std::all_of(list.blocks, list.blocks + list.count, single)) return;
   constexpr int64_t kSlice = 512;  // k in a task
   const int64_t slices = (config_.hidden_size + kSlice - 1) / kSlice;
   threads_.parallel_for(list.count * slices, [&](int64_t task, int) {
@@ -231,35 +236,52 @@ void ExpertsCall::pair_inputs(RowBlockList list) {
     const int count = static_cast<int>(block.end - block.begin);
     const void* rows[kMaxBlockRows];
     for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
-    char* out = inputs_ + block.paired * input_stride_ + k * paired_rows(count) * 2;
-    kernels_.pair({rows, k, count, std::min(kSlice, config_.hidden_size - k), out});
+    char* out = inputs_ + block.arranged * input_stride_ + k * arranged_rows(count) * 2;
+    arrange_({rows, k, count, std::min(kSlice, config_.hidden_size - k), out});
   });
 }
 
 void ExpertsCall::gate_up(RowBlockList list) {
-  pair_inputs(list);
+  arrange_inputs(list);
   const int64_t panels = num_gate_up_panels();
+  const auto packed = [&](int64_t task) -> const void* {
+    if (!weights_.packed) return nullptr;
+    return weights_.packed->gate_up(list.blocks[task / panels].expert, task % panels);
+  };
   threads_.parallel_runs(list.count * panels, [&](int64_t begin, int64_t end, int thread) {
     PanelPart parts[2][2];
-    int num_parts = gate_up_parts(list.blocks[begin / panels], begin % panels, parts[0]);
+    const int num_parts = gate_up_parts(list.blocks[begin / panels], begin % panels, parts[0]);
     for (int64_t task = begin; task < end; ++task) {
-      const PanelPart* here = parts[(task - begin) % 2];
-      PanelPart* next = task + 1 == end ? nullptr : parts[(task - begin + 1) % 2];
-      if (next) gate_up_parts(list.blocks[(task + 1) / panels], (task + 1) % panels, next);
-      gate_up_panel(list.blocks[task / panels], {here, num_parts, next}, scratch_[thread]);
+      PanelParts here{parts[(task - begin) % 2], num_parts, nullptr, packed(task), nullptr};
+      if (task + 1 < end) {
+        PanelPart* next = parts[(task - begin + 1) % 2];
+        gate_up_parts(list.blocks[(task + 1) / panels], (task + 1) % panels, next);
+        here.next = next;
+        here.next_packed = packed(task + 1);
+      }
+      gate_up_panel(list.blocks[task / panels], here, scratch_[thread]);
     }
   });
 }
 
 void ExpertsCall::down(RowBlockList list, ColumnRange range) {
   const int64_t panels = (range.end - range.begin + kPanelColumns - 1) / kPanelColumns;
+  const auto packed = [&](int64_t task) -> const void* {
+    if (!weights_.packed) return nullptr;
+    return weights_.packed->down(list.blocks[task / panels].expert,
+                                 range.begin / kPanelColumns + task % panels);
+  };
   threads_.parallel_runs(list.count * panels, [&](int64_t begin, int64_t end, int thread) {
     PanelPart parts[2] = {down_part(list.blocks[begin / panels], range, begin % panels)};
     for (int64_t task = begin; task < end; ++task) {
-      const PanelPart* here = &parts[(task - begin) % 2];
-      PanelPart* next = task + 1 == end ? nullptr : &parts[(task - begin + 1) % 2];
-      if (next) *next = down_part(list.blocks[(task + 1) / panels], range, (task + 1) % panels);
-      down_panel(list.blocks[task / panels], range, {here, 1, next}, scratch_[thread]);
+      PanelParts here{&parts[(task - begin) % 2], 1, nullptr, packed(task), nullptr};
+      if (task + 1 < end) {
+        PanelPart& next = parts[(task - begin + 1) % 2];
+        next = down_part(list.blocks[(task + 1) / panels], range, (task + 1) % panels);
+        here.next = &next;
+        here.next_packed = packed(task + 1);
+      }
+      down_panel(list.blocks[task / panels], range, here, scratch_[thread]);
     }
   });
 }
@@ -290,13 +312,9 @@ void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
   const void* rows[kMaxBlockRows];
   const int count = static_cast<int>(block.end - block.begin);
   for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
-  const void* pairs = nullptr;
-  if (in_place_) pairs = count == 1 ? rows[0] : inputs_ + block.paired * input_stride_;
-  PanelParts source = parts;
-  if (weights_.packed) {
-    source.packed = weights_.packed->gate_up(block.expert, parts.parts->begin / parts.parts->width);
-  }
-  panel_product(kernels_, {rows, count, compute_, pairs}, config_.hidden_size, source, scratch);
+  const void* arranged = nullptr;
+  if (arrange_) arranged = count == 1 ? rows[0] : inputs_ + block.arranged * input_stride_;
+  panel_product(kernels_, {rows, count, compute_, arranged}, config_.hidden_size, parts, scratch);
   apply_gate(block, parts.parts->begin, parts.parts->count, scratch.acc);
 }
 
@@ -322,7 +340,7 @@ void ExpertsCall::apply_gate(const RowBlock& block, int64_t first, int columns,
 
 void ExpertsCall::write_gated(const RowBlock& block, int64_t first, int columns,
                               GateArgs& args) const {
-  if (!in_place_ || args.num_rows == 1) {
+  if (!arrange_ || args.num_rows == 1) {
     args.out = h_of(block) + first * bytes_of(compute_);
     args.out_stride = h_stride_ / bytes_of(compute_);
     return kernels_.gate(args);
@@ -333,8 +351,8 @@ void ExpertsCall::write_gated(const RowBlock& block, int64_t first, int columns,
   args.out = h;
   args.out_stride = kPanelColumns;
   kernels_.gate(args);
-  kernels_.pair(
-      {rows, 0, args.num_rows, columns, h_of(block) + first * paired_rows(args.num_rows) * 2});
+  arrange_(
+      {rows, 0, args.num_rows, columns, h_of(block) + first * arranged_rows(args.num_rows) * 2});
 }
 
 void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const PanelParts& parts,
@@ -355,10 +373,8 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const Pan
     scales[r] = read_float(static_cast<const char*>(weights.data()) + at * bytes_of(weight_type),
                            weight_type);
   }
-  PanelParts source = parts;
-  if (weights_.packed) source.packed = weights_.packed->down(block.expert, first / kPanelColumns);
-  panel_product(kernels_, {rows, count, compute_, in_place_ ? h_of(block) : nullptr},
-                config_.intermediate_size, source, scratch);
+  panel_product(kernels_, {rows, count, compute_, arrange_ ? h_of(block) : nullptr},
+                config_.intermediate_size, parts, scratch);
   float bias[kPanelColumns] = {};
   read_bias(weights_, weights_.down_bias, block.expert, first, columns, bias);
   kernels_.finish({scratch.acc, count, columns, bias, scales, Element::kF32, out});

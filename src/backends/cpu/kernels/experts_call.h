@@ -52,7 +52,7 @@ struct RowBlock {
   int64_t expert = 0;
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t paired = 0;  // where its paired rows begin, counted in rows
+  int64_t arranged = 0;  // where its arranged rows begin, counted in rows
 };
 
 struct RowBlockList {
@@ -96,9 +96,10 @@ class ExpertsCall {
 
  private:
   int64_t num_gate_up_panels() const;
-  bool reads_all_in_place() const;
+  using Arrangement = void (*)(const ArrangeArgs&);
+  Arrangement find_arrangement() const;
   void make_blocks();
-  void pair_inputs(RowBlockList list);
+  void arrange_inputs(RowBlockList list);
   const void* input_row(int64_t row) const;
   char* h_of(const RowBlock& block) const;
   int gate_up_parts(const RowBlock& block, int64_t panel, PanelPart* parts) const;
@@ -119,15 +120,15 @@ class ExpertsCall {
   Element compute_;
   Element stored_;
   RoutingPlan plan_;
-  bool in_place_;         // weights are read where they lie, x and h as paired rows
-  int64_t input_stride_;  // bytes of a paired row of x
+  Arrangement arrange_;   // of x and h, for weights that are read directly; null = rows as they are
+  int64_t input_stride_;  // bytes of an arranged row of x
   int64_t h_stride_;      // bytes of a row of h
   RowBlock* blocks_;      // [num_blocks_]
   int64_t num_blocks_ = 0;
   int64_t* first_block_;  // [num_active + 1] of each active expert
   uint8_t* used_;         // [num_tokens * top_k] the slot names an expert
-  char* inputs_;          // the blocks' rows of x, paired; blocks of one row have theirs in x
-  char* h_;         // [num_pairs, intermediate_size] in the compute dtype, sorted order; or paired
+  char* inputs_;          // the blocks' rows of x, arranged; blocks of one row have theirs in x
+  char* h_;  // [num_pairs, intermediate_size] in the compute dtype, sorted order; or arranged
   float* results_;  // [num_tokens * top_k, range_columns_], by pair
   int64_t range_columns_;
   PerThreadScratch scratch_;

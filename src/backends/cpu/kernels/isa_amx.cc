@@ -65,7 +65,7 @@ struct TileRows {
 
 // The rows of a tile at one distance: where they lie, or copied to `copy` [kTileRows, kChunk], zero
 // behind the chunk's end.
-TileRows tile_rows(const MultiplyArgs& args, int first_row, int count, uint16_t* copy) {
+TileRows rows_of_tile(const MultiplyArgs& args, int first_row, int count, uint16_t* copy) {
   const auto row = [&](int r) {
     return static_cast<const uint16_t*>(args.rows[first_row + r]) + args.row_offset;
   };
@@ -131,7 +131,7 @@ void multiply_tiles(const MultiplyArgs& args) {
     const int count = left < kTileRows ? left : kTileRows;
     if (count != configured) configure_tiles(count);
     configured = count;
-    const TileRows rows = tile_rows(args, first_row, count, copy);
+    const TileRows rows = rows_of_tile(args, first_row, count, copy);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -151,12 +151,13 @@ void multiply_tiles(const MultiplyArgs& args) {
 }  // namespace cadre::cpu
 
 #include "backends/cpu/kernels/amx_in_place.inl.h"
+#include "backends/cpu/kernels/amx_packed.inl.h"
 
 namespace cadre::cpu {
 
 const KernelTable kAmxKernels = {"amx",          Element::kBF16, kTileRows,         pack_tiles,
                                  multiply_tiles, widen_rows,     gate_function,     finish_rows,
                                  combine_parts,  pair_rows,      multiply_in_place, pack_stored,
-                                 unpack_tiles};
+                                 unpack_tiles,   tile_rows,      multiply_packed};
 
 }  // namespace cadre::cpu

@@ -21,6 +21,8 @@ const KernelTable kAvx2Kernels = {"avx2",
                                   nullptr,
                                   nullptr,
                                   pack_stored,
-                                  unpack_floats<16>};
+                                  unpack_floats<16>,
+                                  nullptr,
+                                  nullptr};
 
 }  // namespace cadre::cpu

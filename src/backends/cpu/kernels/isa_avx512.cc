@@ -21,6 +21,8 @@ const KernelTable kAvx512Kernels = {"avx512",
                                     nullptr,
                                     nullptr,
                                     pack_stored,
-                                    unpack_floats<64>};
+                                    unpack_floats<64>,
+                                    nullptr,
+                                    nullptr};
 
 }  // namespace cadre::cpu

@@ -84,7 +84,8 @@ void multiply_pairs(const MultiplyArgs& args) {
 }  // namespace
 
 const KernelTable kAvx512Bf16Kernels = {
-    "avx512_bf16", Element::kBF16, 6,       pack_pairs, multiply_pairs, widen_rows,  gate_function,
-    finish_rows,   combine_parts,  nullptr, nullptr,    pack_stored,    unpack_pairs};
+    "avx512_bf16", Element::kBF16, 6,       pack_pairs, multiply_pairs, widen_rows,   gate_function,
+    finish_rows,   combine_parts,  nullptr, nullptr,    pack_stored,    unpack_pairs, nullptr,
+    nullptr};
 
 }  // namespace cadre::cpu

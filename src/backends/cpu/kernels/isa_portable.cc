@@ -21,6 +21,8 @@ const KernelTable kPortableKernels = {"portable",
                                       nullptr,
                                       nullptr,
                                       pack_stored,
-                                      unpack_floats<8>};
+                                      unpack_floats<8>,
+                                      nullptr,
+                                      nullptr};
 
 }  // namespace cadre::cpu

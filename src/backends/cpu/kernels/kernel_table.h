@@ -100,24 +100,34 @@ struct WidenArgs {
   float* out;  // [num_rows, kChunk]
 };
 
-/// k that the in-place products take in one step: paired rows are zero up to a multiple of it.
-inline constexpr int kPairedK = 32;
+/// k that products of arranged rows take in one step: arranged rows are zero up to a multiple of
+/// it.
+inline constexpr int kStepK = 32;
 
-/// Rows that so many take when paired: those of a lone tile as they are, else whole tiles of 16.
-constexpr int paired_rows(int num_rows) {
-  return num_rows <= 16 ? num_rows : (num_rows + 15) / 16 * 16;
+/// How many tiles so many arranged rows make, and the rows of each: a lone tile has them as they
+/// are.
+constexpr int row_tiles(int num_rows) { return (num_rows + 15) / 16; }
+constexpr int arranged_rows(int num_rows) {
+  return num_rows <= 16 ? num_rows : row_tiles(num_rows) * 16;
 }
 
-/// Puts rows of bfloat16 side by side, two k in a word and kPairedK in a step:
-/// [round_up(k, kPairedK) / kPairedK][tiles of up to 16 rows][kPairedK / 2][rows of the tile]
-/// words, the lower half of a word the even k. What rows and k lack is zero.
-struct PairArgs {
+/// Arranges rows of bfloat16 for the products below. What k lacks is zero.
+/// pair: two k in a word and rows side by side, [round_up(k, kStepK) / kStepK][row_tiles][kStepK /
+/// 2] [rows of a tile] words, the lower half of a word the even k. tile: [round_up(k, kStepK) /
+/// kStepK][row_tiles][16][kStepK] elements, of whose 16 rows tile_height(num_rows) are used; a lone
+/// tile is only so high. Rows that lack are left alone. A single row is the same in both as it was,
+/// but for the zeros behind k: products of one row do not need them.
+struct ArrangeArgs {
   const void* const* rows;  // element 0 of each
   int64_t row_offset;       // elements to add to each pointer
   int num_rows;
   int64_t k;
   void* out;
 };
+
+constexpr int tile_height(int num_rows) {
+  return (num_rows + row_tiles(num_rows) - 1) / row_tiles(num_rows);
+}
 
 /// 16 weight rows (columns of the product) as they lie in memory, k after k.
 struct WeightRows {
@@ -132,9 +142,20 @@ struct InPlaceArgs {
   int num_groups;
   const WeightRows* next;  // [2] what the thread reads afterwards, to fetch ahead; null = unknown
   int64_t k;
-  const void* pairs;  // as pair wrote them; a single row as it is
+  const void* rows;  // as pair wrote them; a single row as it is
   int num_rows;
-  float* sums;  // scratch: [2 * 16, paired rows, at least 16]
+  float* sums;  // scratch: [row_tiles][2 * 16 * 16]
+  float* acc;   // [num_rows, kPanelColumns]
+};
+
+/// The same with a panel of the packed form (see PackStoredArgs).
+struct PackedArgs {
+  const void* panel;
+  const void* next;  // the panel that the thread reads afterwards, to fetch ahead
+  int64_t k;
+  const void* rows;  // as tile wrote them; a single row as it is
+  int num_rows;
+  float* sums;  // scratch: [row_tiles][4 * 16 * 16]
   float* acc;   // [num_rows, kPanelColumns]
 };
 
@@ -176,11 +197,14 @@ struct KernelTable {
   void (*gate)(const GateArgs&);
   void (*finish)(const FinishArgs&);
   void (*combine)(const CombineArgs&);
-  // Products of weights where they lie; null where packing them first is the only way.
-  void (*pair)(const PairArgs&);
+  // Products of bfloat16 weights where they lie and in packed form; null where multiply is the only
+  // way.
+  void (*pair)(const ArrangeArgs&);
   void (*multiply_in_place)(const InPlaceArgs&);
   void (*pack_stored)(const PackStoredArgs&);
   void (*unpack)(const UnpackArgs&);
+  void (*tile)(const ArrangeArgs&);
+  void (*multiply_packed)(const PackedArgs&);
 };
 
 extern const KernelTable kPortableKernels;

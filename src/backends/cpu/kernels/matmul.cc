@@ -63,7 +63,7 @@ class Product {
 
   static size_t pair_bytes(int64_t rows, int64_t k) {
     const RowBlocks blocks = split_rows(rows);
-    return static_cast<size_t>(blocks.count * paired_bytes(blocks.rows_per_block, k));
+    return static_cast<size_t>(blocks.count * arranged_bytes(blocks.rows_per_block, k));
   }
 
   int64_t num_tasks() const {
@@ -121,7 +121,7 @@ class Product {
   }
 
   char* paired_block(int64_t block) const {
-    return pairs_ + block * paired_bytes(blocks_.rows_per_block, args_.x.dim(1));
+    return pairs_ + block * arranged_bytes(blocks_.rows_per_block, args_.x.dim(1));
   }
 
   const void* pairs_of(int64_t block) const {
@@ -134,7 +134,7 @@ class Product {
     const int count = rows_of(block);
     for (int r = 0; r < count; ++r) rows[r] = x_row(block * blocks_.rows_per_block + r);
     kernels_.pair({rows, k, count, std::min(kSlice, args_.x.dim(1) - k),
-                   paired_block(block) + k * paired_rows(count) * 2});
+                   paired_block(block) + k * arranged_rows(count) * 2});
   }
 
   const MatmulArgs& args_;

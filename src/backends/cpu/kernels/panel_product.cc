@@ -72,7 +72,7 @@ void pack_part(const KernelTable& kernels, const PanelPart& part, Element comput
 // unpacked into `scratch`.
 const void* unpacked(const KernelTable& kernels, const char* chunk, Element type, Element compute,
                      int k, void* scratch) {
-  if (kernels.row_type == Element::kBF16 && type == Element::kBF16 && k % kPairedK == 0) {
+  if (kernels.row_type == Element::kBF16 && type == Element::kBF16 && k % kStepK == 0) {
     return chunk;
   }
   kernels.unpack({chunk, type, compute, k, scratch});
@@ -100,7 +100,7 @@ void multiply_where_they_lie(const KernelTable& kernels, const RowSet& rows, int
   WeightRows next[kPanelColumns / 16];
   const int count = weight_groups(parts.parts, parts.count, groups);
   const bool fetch = parts.next != nullptr && weight_groups(parts.next, parts.count, next) >= 2;
-  kernels.multiply_in_place({groups, count, fetch ? next : nullptr, k, rows.pairs, rows.count,
+  kernels.multiply_in_place({groups, count, fetch ? next : nullptr, k, rows.arranged, rows.count,
                              scratch.wide_rows, scratch.acc});
 }
 
@@ -144,7 +144,11 @@ size_t PerThreadScratch::bytes(int num_threads) {
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                    const PanelParts& parts, const PanelScratch& scratch) {
   CADRE_DCHECK(rows.count <= kMaxBlockRows);
-  if (rows.pairs != nullptr) {
+  if (rows.arranged != nullptr && parts.packed != nullptr) {
+    return kernels.multiply_packed({parts.packed, parts.next_packed, k, rows.arranged, rows.count,
+                                    scratch.wide_rows, scratch.acc});
+  }
+  if (rows.arranged != nullptr) {
     return multiply_where_they_lie(kernels, rows, k, parts, scratch);
   }
   const bool widen = rows.type != kernels.row_type;

@@ -46,6 +46,7 @@ struct PanelParts {
   int count = 0;
   const PanelPart* next = nullptr;  // as many: of the thread's next product; null = unknown
   const void* packed = nullptr;  // the same panel in packed form (packed_experts.h), read instead
+  const void* next_packed = nullptr;
 };
 
 /// One thread's scratch memory: never shared, reused from task to task.
@@ -73,20 +74,20 @@ struct RowSet {
   const void* const* rows = nullptr;  // [count] first element of each
   int count = 0;                      // at most kMaxBlockRows
   Element type = Element::kF32;
-  const void* pairs = nullptr;  // the same rows paired (a single row: itself), for weights in place
+  const void* arranged =
+      nullptr;  // the same, as the product that reads weights directly wants them
 };
 
 /// Whether products with a matrix of `columns` columns can read it where it lies.
 bool reads_in_place(const KernelTable& kernels, Element row_type, const PlainMatrix& matrix,
                     int64_t columns);
 
-/// Bytes of `count` rows of k elements when paired.
-constexpr int64_t paired_bytes(int64_t count, int64_t k) {
-  const int64_t rows = count <= 16 ? count : (count + 15) / 16 * 16;
-  return rows * ((k + kPairedK - 1) / kPairedK * kPairedK) * 2;
+/// Bytes of `count` rows of k elements when arranged.
+constexpr int64_t arranged_bytes(int64_t count, int64_t k) {
+  return int64_t{arranged_rows(static_cast<int>(count))} * ((k + kStepK - 1) / kStepK * kStepK) * 2;
 }
 
-/// scratch.acc[r][column] = row r . column, for all columns of the parts. With rows.pairs the
+/// scratch.acc[r][column] = row r . column, for all columns of the parts. With rows.arranged the
 /// weights are read where they lie: reads_in_place must hold for every part.
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                    const PanelParts& parts, const PanelScratch& scratch);
