@@ -28,8 +28,8 @@ struct PackedBlock {
   const uint16_t* rows;  // the second row tile is a kilobyte on
   int64_t row_step;      // elements from one step of k to the next
   const char* panel;     // its first column
-  const char* fetch;     // lines to fetch meanwhile, so many a step
-  int fetch_lines;
+  const char* fetch;     // lines to fetch meanwhile
+  int quarters;          // of the tiles' rows that are in use
 };
 
 // Four tiles of sums that still have to be added to the running ones.
@@ -45,36 +45,44 @@ struct PendingBlock {
   }
 };
 
-inline void fetch_lines(const PackedBlock block, int step) {
-  const char* at = block.fetch + int64_t{64} * block.fetch_lines * step;
-  for (int i = 0; i < block.fetch_lines; ++i) prefetch(at + i * 64);
+// What stands between two products. Loops would fill the processor's window with their counting.
+template <int kLines, bool kAdd>
+inline void meanwhile(const PackedBlock block, int step, int tile, const PendingBlock pending) {
+  const char* at = block.fetch + 64 * kLines * (step * 4 + tile);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLines; ++i) {
+    // A lone block reads on at once, to the L1 cache then.
+    __builtin_prefetch(at + i * 64, 0, kLines == kTileRows ? 3 : 2);
+  }
+  if constexpr (kAdd) {
+    if (step < block.quarters) pending.add(tile, step);
+  }
 }
 
-template <bool kTwoRowTiles, bool kAdd>
+template <bool kTwoRowTiles, int kLines, bool kAdd>
 inline void multiply_packed_step(const PackedBlock block, int step, const PendingBlock pending) {
   const uint16_t* rows = block.rows + step * block.row_step;
   const char* panel = block.panel + step * kStepBytes;
-  fetch_lines(block, step);
   _tile_loadd(4, rows, 64);
   _tile_loadd(6, panel, kPanelRowBytes);
   _tile_dpbf16ps(0, 4, 6);
-  if constexpr (kAdd) pending.add(0, step);
+  meanwhile<kLines, kAdd>(block, step, 0, pending);
   _tile_loadd(7, panel + 64, kPanelRowBytes);
   _tile_dpbf16ps(1, 4, 7);
-  if constexpr (kAdd) pending.add(1, step);
+  meanwhile<kLines, kAdd>(block, step, 1, pending);
   if constexpr (kTwoRowTiles) {
     _tile_loadd(5, rows + kTileRows * kTileK, 64);
     _tile_dpbf16ps(2, 5, 6);
-    if constexpr (kAdd) pending.add(2, step);
+    meanwhile<kLines, kAdd>(block, step, 2, pending);
     _tile_dpbf16ps(3, 5, 7);
   } else {
     _tile_loadd(6, panel + 128, kPanelRowBytes);
     _tile_dpbf16ps(2, 4, 6);
-    if constexpr (kAdd) pending.add(2, step);
+    meanwhile<kLines, kAdd>(block, step, 2, pending);
     _tile_loadd(7, panel + 192, kPanelRowBytes);
     _tile_dpbf16ps(3, 4, 7);
   }
-  if constexpr (kAdd) pending.add(3, step);
+  meanwhile<kLines, kAdd>(block, step, 3, pending);
 }
 
 // What is left of K behind the last whole chunk, copied where zeros must follow.
@@ -82,7 +90,7 @@ template <bool kTwoRowTiles>
 void multiply_packed_rest(const PackedBlock block, int k, bool single_row) {
   const int steps = k / kTileK;
   for (int step = 0; step < steps; ++step) {
-    multiply_packed_step<kTwoRowTiles, false>(block, step, {});
+    multiply_packed_step<kTwoRowTiles, 0, false>(block, step, {});
   }
   const int rest = k % kTileK;
   if (rest == 0) return;
@@ -101,7 +109,7 @@ void multiply_packed_rest(const PackedBlock block, int k, bool single_row) {
     tail.rows = row;
   }
   publish(panel);
-  multiply_packed_step<kTwoRowTiles, false>(tail, 0, {});
+  multiply_packed_step<kTwoRowTiles, 0, false>(tail, 0, {});
 }
 
 class PackedProduct {
@@ -113,7 +121,7 @@ class PackedProduct {
         num_blocks_(tiles_ / 2 * 2 + tiles_ % 2),
         row_step_(int64_t{arranged_rows(args.num_rows)} * kTileK),
         panel_bytes_((args.k + 1) / 2 * kPanelRowBytes),
-        fetch_lines_((kStepBytes / 64 + num_blocks_ - 1) / num_blocks_) {}
+        fetch_lines_(lines_per_product(num_blocks_)) {}
 
   int height() const { return height_; }
 
@@ -132,12 +140,19 @@ class PackedProduct {
   }
 
  private:
-  // Far enough for memory to answer, near enough that the lines are still there.
-  static constexpr int64_t kAhead = 4096;
+  // A chunk: far enough for memory to answer while others are multiplied.
+  static constexpr int64_t kAhead = int64_t{kChunk} / 2 * kPanelRowBytes;
+
+  // A chunk's 256 lines over its products, 16 a block.
+  static constexpr int lines_per_product(int num_blocks) {
+    int lines = 16;
+    while (lines > 2 && lines / 2 * num_blocks >= 16) lines /= 2;
+    return lines;
+  }
 
   const char* line_to_fetch(int64_t k, int block) const {
-    const int64_t offset =
-        k * (kPanelRowBytes / 2) + kAhead + int64_t{64} * fetch_lines_ * (kChunk / kTileK) * block;
+    const int64_t offset = k * (kPanelRowBytes / 2) + kAhead +
+                           int64_t{64} * fetch_lines_ * (kChunk / kTileK * 4) * block;
     if (args_.next == nullptr || offset < panel_bytes_) {
       return static_cast<const char*>(args_.panel) + offset;
     }
@@ -175,10 +190,18 @@ class PackedProduct {
 
   template <bool kTwoRowTiles, bool kAdd>
   void multiply_chunk(const PackedBlock work) const {
+    if (fetch_lines_ == 16) return multiply_chunk<kTwoRowTiles, 16, kAdd>(work);
+    if (fetch_lines_ == 8) return multiply_chunk<kTwoRowTiles, 8, kAdd>(work);
+    if (fetch_lines_ == 4) return multiply_chunk<kTwoRowTiles, 4, kAdd>(work);
+    multiply_chunk<kTwoRowTiles, 2, kAdd>(work);
+  }
+
+  template <bool kTwoRowTiles, int kLines, bool kAdd>
+  void multiply_chunk(const PackedBlock work) const {
     const PendingBlock pending = pending_;
 #pragma GCC unroll 4
     for (int step = 0; step < kChunk / kTileK; ++step) {
-      multiply_packed_step<kTwoRowTiles, kAdd>(work, step, pending);
+      multiply_packed_step<kTwoRowTiles, kLines, kAdd>(work, step, pending);
     }
   }
 
