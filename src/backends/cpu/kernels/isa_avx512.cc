@@ -6,14 +6,15 @@
 #include "backends/cpu/kernels/multiply.inl.h"
 #include "backends/cpu/kernels/pack.inl.h"
 #include "backends/cpu/kernels/pack_as_stored.inl.h"
+#include "backends/cpu/kernels/products_direct.inl.h"
 
 namespace cadre::cpu {
 
 const KernelTable kAvx512Kernels = {"avx512",
                                     Element::kF32,
-                                    6,
-                                    pack_floats<64>,
-                                    multiply_floats<6, 64>,
+                                    12,
+                                    pack_floats<32>,
+                                    multiply_floats<12, 32>,
                                     widen_rows,
                                     gate_function,
                                     finish_rows,
@@ -21,8 +22,10 @@ const KernelTable kAvx512Kernels = {"avx512",
                                     nullptr,
                                     nullptr,
                                     pack_stored,
-                                    unpack_floats<64>,
+                                    unpack_floats<32>,
                                     nullptr,
-                                    nullptr};
+                                    nullptr,
+                                    multiply_packed_chunk<FloatRows>,
+                                    multiply_stored_chunk<FloatRows>};
 
 }  // namespace cadre::cpu

@@ -8,6 +8,7 @@
 #include "backends/cpu/kernels/pack.inl.h"
 #include "backends/cpu/kernels/pack_as_stored.inl.h"
 #include "backends/cpu/kernels/pack_pairs.inl.h"
+#include "backends/cpu/kernels/products_direct.inl.h"
 
 namespace cadre::cpu {
 namespace {
@@ -16,76 +17,110 @@ inline Floats dot(Floats sum, Words x, Words w) {
   return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
 }
 
-template <int kRows>
-void multiply_pairs_tile(const MultiplyArgs& args, int first_row, Prefetches& prefetches) {
-  constexpr int kVectors = kPanelColumns / kLanes;
-  const uint16_t* x[kRows];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    x[r] = static_cast<const uint16_t*>(args.rows[first_row + r]) + args.row_offset;
+// Rows of bfloat16, two k in a word.
+struct PairRows {
+  using Value = uint16_t;
+  static constexpr bool kOnlyBF16 = true;
+
+  // k and k + 1 of a row; kLast: the row ends behind k, and what lies there must not take part.
+  template <bool kLast>
+  static inline Words pair(const uint16_t* x) {
+    if constexpr (kLast) return broadcast_word(uint32_t{*x});
+    uint32_t both;
+    __builtin_memcpy(&both, x, 4);
+    return broadcast_word(both);
   }
-  const uint32_t* w = static_cast<const uint32_t*>(args.panel);
-  Floats sums[kRows][kVectors] = {};
-  const auto step = [&](auto pair_of) {
+
+  template <Element, bool kLast, int kRows, int kVectors>
+  static inline void packed_pair(const uint16_t* const* x, int k, const unsigned char* w,
+                                 Floats (&sums)[kRows][kVectors]) {
     Words weights[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) weights[v] = load<Words>(w + v * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) weights[v] = load<Words>(w + v * kLanes * 4);
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Words xs = broadcast_word(pair_of(r));
-#pragma GCC unroll 4
+      const Words xs = pair<kLast>(x[r] + k);
+#pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[r][v] = dot(sums[r][v], xs, weights[v]);
     }
-  };
+  }
+
+  template <Element, bool kLast, int kRows>
+  static inline void word(const uint16_t* const* x, int k, Words word, Floats (&sums)[kRows][1]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) sums[r][0] = dot(sums[r][0], pair<kLast>(x[r] + k), word);
+  }
+};
+
+template <int kRows, int kColumns>
+void multiply_pairs_tile(const MultiplyArgs& args, int first_row, Prefetches& prefetches) {
+  constexpr int kVectors = kColumns / kLanes;
+  const uint16_t* x[kRows];
+  row_pointers<PairRows, kRows>(args.rows + first_row, args.row_offset, x);
+  const auto* w = static_cast<const unsigned char*>(args.panel);
+  Floats sums[kRows][kVectors] = {};
   int k = 0;
   prefetches.begin_tile();
-  for (; k + 2 <= args.k; k += 2, w += kPanelColumns) {
+  for (; k + 2 <= args.k; k += 2, w += kPanelColumns * 4) {
     prefetches.step();
-    step([&](int r) {
-      uint32_t pair;
-      __builtin_memcpy(&pair, x[r] + k, 4);
-      return pair;
-    });
+    PairRows::packed_pair<Element::kBF16, false>(x, k, w, sums);
   }
-  if (k < args.k) {  // the row ends here: what lies behind it must not take part
-    step([&](int r) {
-      uint16_t last;
-      __builtin_memcpy(&last, x[r] + k, 2);
-      return uint32_t{last};
-    });
-  }
+  if (k < args.k) PairRows::packed_pair<Element::kBF16, true>(x, k, w, sums);
   const bool first = args.first;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     float* acc = args.acc + (first_row + r) * kPanelColumns;
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v, acc += kLanes) {
       store(acc, first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
     }
   }
 }
 
-template <int kRows>
-void multiply_pairs_rest(const MultiplyArgs& args, int rows, int first_row,
+template <int kRows, int kColumns>
+void multiply_pairs_rows(const MultiplyArgs& args, int rows, int first_row,
                          Prefetches& prefetches) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return multiply_pairs_tile<kRows>(args, first_row, prefetches);
-    multiply_pairs_rest<kRows - 1>(args, rows, first_row, prefetches);
+    if (rows == kRows) return multiply_pairs_tile<kRows, kColumns>(args, first_row, prefetches);
+    multiply_pairs_rows<kRows - 1, kColumns>(args, rows, first_row, prefetches);
+  }
+}
+
+template <int kRows, int kColumns>
+void multiply_pairs_columns(const MultiplyArgs& args) {
+  const int tiles = num_tiles(args.num_rows, kRows);
+  Prefetches prefetches(args, tiles);
+  int row = 0;
+  for (int i = 0; i < tiles; ++i) {
+    const int rows = tile_rows_of(args.num_rows, tiles, i);
+    multiply_pairs_rows<kRows, kColumns>(args, rows, row, prefetches);
+    row += rows;
   }
 }
 
 void multiply_pairs(const MultiplyArgs& args) {
-  Prefetches prefetches(args, num_tiles(args.num_rows, 6));
-  int row = 0;
-  for (; row + 6 <= args.num_rows; row += 6) multiply_pairs_tile<6>(args, row, prefetches);
-  multiply_pairs_rest<5>(args, args.num_rows - row, row, prefetches);
+  if (args.columns == kPanelColumns) return multiply_pairs_columns<6, kPanelColumns>(args);
+  multiply_pairs_columns<12, kPanelColumns / 2>(args);
 }
 
 }  // namespace
 
-const KernelTable kAvx512Bf16Kernels = {
-    "avx512_bf16", Element::kBF16, 6,       pack_pairs, multiply_pairs, widen_rows,   gate_function,
-    finish_rows,   combine_parts,  nullptr, nullptr,    pack_stored,    unpack_pairs, nullptr,
-    nullptr};
+const KernelTable kAvx512Bf16Kernels = {"avx512_bf16",
+                                        Element::kBF16,
+                                        6,
+                                        pack_pairs,
+                                        multiply_pairs,
+                                        widen_rows,
+                                        gate_function,
+                                        finish_rows,
+                                        combine_parts,
+                                        nullptr,
+                                        nullptr,
+                                        pack_stored,
+                                        unpack_pairs,
+                                        nullptr,
+                                        nullptr,
+                                        multiply_packed_chunk<PairRows>,
+                                        multiply_stored_chunk<PairRows>};
 
 }  // namespace cadre::cpu

@@ -6,6 +6,7 @@
 #include "backends/cpu/kernels/multiply.inl.h"
 #include "backends/cpu/kernels/pack.inl.h"
 #include "backends/cpu/kernels/pack_as_stored.inl.h"
+#include "backends/cpu/kernels/products_direct.inl.h"
 
 namespace cadre::cpu {
 
@@ -23,6 +24,8 @@ const KernelTable kPortableKernels = {"portable",
                                       pack_stored,
                                       unpack_floats<8>,
                                       nullptr,
-                                      nullptr};
+                                      nullptr,
+                                      multiply_packed_chunk<FloatRows>,
+                                      multiply_stored_chunk<FloatRows>};
 
 }  // namespace cadre::cpu

@@ -47,6 +47,7 @@ struct MultiplyArgs {
   // and multiplying these overlap.
   const void* const* prefetch;
   int num_prefetch;
+  int columns = kPanelColumns;  // of the panel, or half of them: the first kPanelColumns / 2
 };
 
 enum class GateKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kScaledSwiglu };
@@ -187,6 +188,38 @@ struct UnpackArgs {
   void* panel;         // kPanelBytes
 };
 
+/// multiply, straight from a chunk of a packed panel (see PackStoredArgs).
+struct PackedChunkArgs {
+  const void* const* rows;  // as of MultiplyArgs
+  int64_t row_offset;
+  int num_rows;
+  int k;                // 1 to kChunk
+  const void* packed;   // first pair of the chunk
+  Element type;         // of the weights, as precise as the compute type at most
+  float* acc;           // [num_rows, kPanelColumns]
+  bool first;           // overwrite acc instead of adding
+  int64_t fetch_ahead;  // what lies so many bytes behind the weights is fetched meanwhile
+};
+
+/// Rows that products straight from weight rows take.
+inline constexpr int kStoredRows = 6;
+
+/// multiply for few rows, straight from a chunk of weight rows with consecutive k.
+struct StoredChunkArgs {
+  const void* const* rows;  // as of MultiplyArgs
+  int64_t row_offset;
+  int num_rows;  // 1 to kStoredRows
+  int k;         // 1 to kChunk
+  const void* weights;
+  int64_t row_stride;    // elements
+  Element type;          // of the weights, as precise as the compute type at most
+  int columns;           // 16 or 32
+  const void* fetch;     // a chunk of as many rows, to fetch meanwhile; null = none
+  int64_t fetch_stride;  // bytes
+  float* acc;            // first column of row 0; rows lie kPanelColumns apart
+  bool first;            // overwrite acc instead of adding
+};
+
 struct KernelTable {
   const char* name;
   Element row_type;  // what multiply reads: kF32, or kBF16 for the dot-product path
@@ -205,6 +238,9 @@ struct KernelTable {
   void (*unpack)(const UnpackArgs&);
   void (*tile)(const ArrangeArgs&);
   void (*multiply_packed)(const PackedArgs&);
+  // Chunk by chunk, for the tables without the products above; else null.
+  void (*multiply_packed_chunk)(const PackedChunkArgs&) = nullptr;
+  void (*multiply_stored_chunk)(const StoredChunkArgs&) = nullptr;
 };
 
 extern const KernelTable kPortableKernels;

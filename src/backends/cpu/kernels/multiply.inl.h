@@ -26,12 +26,15 @@ class Prefetches {
 
 constexpr int num_tiles(int rows, int tile) { return (rows + tile - 1) / tile; }
 
+// Rows of tile i when `rows` are cut into tiles of like size.
+constexpr int tile_rows_of(int rows, int tiles, int i) { return rows / tiles + (i < rows % tiles); }
+
 template <int kRows, int kSubPanel>
 void multiply_tile(const MultiplyArgs& args, int first_row, int first_column,
                    Prefetches& prefetches) {
   constexpr int kVectors = kSubPanel / kLanes;
   const float* x[kRows];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     x[r] = static_cast<const float*>(args.rows[first_row + r]) + args.row_offset;
   }
@@ -41,29 +44,28 @@ void multiply_tile(const MultiplyArgs& args, int first_row, int first_column,
   for (int k = 0; k < args.k; ++k, w += kSubPanel) {
     prefetches.step();
     Floats weights[kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) weights[v] = load<Floats>(w + v * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       float value;
       __builtin_memcpy(&value, x[r] + k, 4);
       const Floats xs = broadcast(value);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(xs, weights[v], sums[r][v]);
     }
   }
   const bool first = args.first;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     float* acc = args.acc + (first_row + r) * kPanelColumns + first_column;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v, acc += kLanes) {
       store(acc, first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
     }
   }
 }
 
-// Rows that do not fill the last tile.
 template <int kRows, int kSubPanel>
 void multiply_rest(const MultiplyArgs& args, int rows, int first_row, int column,
                    Prefetches& prefetches) {
@@ -73,15 +75,18 @@ void multiply_rest(const MultiplyArgs& args, int rows, int first_row, int column
   }
 }
 
+// Tiles of like size, at most kRows: a small rest would wait for its own sums.
 template <int kRows, int kSubPanel>
 void multiply_floats(const MultiplyArgs& args) {
-  Prefetches prefetches(args, num_tiles(args.num_rows, kRows) * (kPanelColumns / kSubPanel));
-  for (int column = 0; column < kPanelColumns; column += kSubPanel) {
+  const int tiles = num_tiles(args.num_rows, kRows);
+  Prefetches prefetches(args, tiles * (args.columns / kSubPanel));
+  for (int column = 0; column < args.columns; column += kSubPanel) {
     int row = 0;
-    for (; row + kRows <= args.num_rows; row += kRows) {
-      multiply_tile<kRows, kSubPanel>(args, row, column, prefetches);
+    for (int i = 0; i < tiles; ++i) {
+      const int rows = tile_rows_of(args.num_rows, tiles, i);
+      multiply_rest<kRows, kSubPanel>(args, rows, row, column, prefetches);
+      row += rows;
     }
-    multiply_rest<kRows - 1, kSubPanel>(args, args.num_rows - row, row, column, prefetches);
   }
 }
 

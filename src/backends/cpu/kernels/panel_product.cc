@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/cpu/kernels/direct_product.h"
 #include "core/check.h"
 
 namespace cadre::cpu {
@@ -150,6 +151,9 @@ void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
   }
   if (rows.arranged != nullptr) {
     return multiply_where_they_lie(kernels, rows, k, parts, scratch);
+  }
+  if (multiplies_directly(kernels, rows, parts)) {
+    return direct_product(kernels, rows, k, parts, scratch);
   }
   const bool widen = rows.type != kernels.row_type;
   const void* wide_rows[kMaxBlockRows];

@@ -1,0 +1,215 @@
+#include "backends/cpu/kernels/direct_product.h"
+
+#include <algorithm>
+
+namespace cadre::cpu {
+namespace {
+
+constexpr int kHalf = kPanelColumns / 2;
+constexpr int kMaxLines = kPanelBytes / 64;
+
+int64_t size_of(Element type) { return type == Element::kF32 ? 4 : 2; }
+
+// Weights of `type` pass through float32 or bfloat16 products unrounded.
+bool is_exact(Element type, Element compute) {
+  return type == Element::kBF16 || compute == Element::kF32 || type == compute;
+}
+
+// The rows of a chunk as the table reads them.
+class ChunkRows {
+ public:
+  ChunkRows(const KernelTable& kernels, const RowSet& rows, const PanelScratch& scratch)
+      : kernels_(kernels), rows_(rows), scratch_(scratch), widen_(rows.type != kernels.row_type) {
+    for (int r = 0; widen_ && r < rows.count; ++r) {
+      wide_[r] = scratch.wide_rows + int64_t{r} * kChunk;
+    }
+  }
+
+  void load(int64_t k0, int k) {
+    offset_ = widen_ ? 0 : k0;
+    if (widen_) {
+      kernels_.widen({rows_.rows, k0, rows_.count, k, rows_.type, scratch_.wide_rows});
+    }
+  }
+  const void* const* rows() const { return widen_ ? wide_ : rows_.rows; }
+  int64_t offset() const { return offset_; }
+
+ private:
+  const KernelTable& kernels_;
+  const RowSet& rows_;
+  const PanelScratch& scratch_;
+  bool widen_;
+  int64_t offset_ = 0;
+  const void* wide_[kMaxBlockRows];
+};
+
+// Lines of memory to fetch while rows are multiplied.
+struct Lines {
+  const void* at[kMaxLines];
+  int count = 0;
+
+  void add_run(const char* begin, int64_t bytes) {
+    for (int64_t b = 0; b < bytes && count < kMaxLines; b += 64) at[count++] = begin + b;
+  }
+};
+
+// Straight from the packed form while converting the weights for every tile of rows costs less
+// than unpacking them once.
+int max_direct_rows(const KernelTable& kernels) { return 2 * kernels.row_tile; }
+
+void packed_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
+                    const PanelParts& parts, const PanelScratch& scratch) {
+  const Element type = parts.parts->matrix.type;
+  const int64_t k_bytes = kPanelColumns * size_of(type);
+  const bool direct = is_exact(type, rows.type) && rows.count <= max_direct_rows(kernels);
+  ChunkRows chunk(kernels, rows, scratch);
+  for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
+    const int count = static_cast<int>(std::min<int64_t>(kChunk, k - k0));
+    const char* packed = static_cast<const char*>(parts.packed) + k0 * k_bytes;
+    const char* next = packed + kChunk * k_bytes;
+    if (k0 + kChunk >= k && parts.next_packed != nullptr) {
+      next = static_cast<const char*>(parts.next_packed);
+    }
+    chunk.load(k0, count);
+    if (direct) {
+      kernels.multiply_packed_chunk({chunk.rows(), chunk.offset(), rows.count, count, packed, type,
+                                     scratch.acc, k0 == 0, next - packed});
+      continue;
+    }
+    Lines lines;
+    lines.add_run(next, kChunk * k_bytes);
+    kernels.unpack({packed, type, rows.type, count, scratch.panel});
+    kernels.multiply({chunk.rows(), chunk.offset(), rows.count, count, scratch.panel, scratch.acc,
+                      k0 == 0, lines.at, lines.count});
+  }
+}
+
+// Up to kHalf columns of a matrix and where in the panel they go.
+struct HalfPanel {
+  const char* weights = nullptr;
+  int64_t row_stride = 0;  // elements
+  Element type = Element::kF32;
+  int columns = 0;
+  int at = 0;
+};
+
+int halves_of(const PanelPart* parts, int num_parts, HalfPanel* halves) {
+  int count = 0;
+  for (int p = 0; p < num_parts; ++p) {
+    const PanelPart& part = parts[p];
+    for (int first = 0; first < part.count; first += kHalf) {
+      const PlainMatrix& m = part.matrix;
+      halves[count++] = {static_cast<const char*>(m.data) + byte_offset(m, part.begin + first, 0),
+                         m.row_stride, m.type, std::min(kHalf, part.count - first),
+                         part.at + first};
+    }
+  }
+  return count;
+}
+
+// One half of a panel over the whole of k.
+class HalfProduct {
+ public:
+  HalfProduct(const KernelTable& kernels, const RowSet& rows, int64_t k,
+              const PanelScratch& scratch)
+      : kernels_(kernels), rows_(rows), k_(k), scratch_(scratch), chunk_(kernels, rows, scratch) {}
+
+  /// `next`: what is read afterwards; null = unknown.
+  void run(const HalfPanel& half, const HalfPanel* next) {
+    const bool stored =
+        rows_.count <= kStoredRows && half.columns % 16 == 0 && is_exact(half.type, rows_.type);
+    for (int64_t k0 = 0; k0 < k_; k0 += kChunk) {
+      const int count = static_cast<int>(std::min<int64_t>(kChunk, k_ - k0));
+      chunk_.load(k0, count);
+      if (stored) {
+        multiply_stored(half, next, k0, count);
+      } else {
+        pack_and_multiply(half, next, k0, count);
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kAhead = 2 * kChunk;
+
+  static const char* at(const HalfPanel& half, int64_t k) {
+    return half.weights + k * size_of(half.type);
+  }
+
+  // The chunk two chunks ahead, beyond the rows' end in those that come next: where short rows end,
+  // the hardware's prefetcher has to begin anew. Without columns: nothing.
+  HalfPanel ahead(const HalfPanel& half, const HalfPanel* next, int64_t k0) const {
+    HalfPanel fetch = half;
+    const int64_t chunks_end = (k_ + kChunk - 1) / kChunk * kChunk;
+    if (k0 + kAhead < chunks_end) {
+      fetch.weights = at(half, k0 + kAhead);
+    } else if (next != nullptr) {
+      fetch = *next;
+      fetch.weights = at(*next, k0 + kAhead - chunks_end);
+    } else {
+      fetch.columns = 0;
+    }
+    return fetch;
+  }
+
+  void multiply_stored(const HalfPanel& half, const HalfPanel* next, int64_t k0, int k) {
+    const HalfPanel fetch = ahead(half, next, k0);
+    kernels_.multiply_stored_chunk(
+        {chunk_.rows(), chunk_.offset(), rows_.count, k, at(half, k0), half.row_stride, half.type,
+         half.columns, fetch.columns >= half.columns ? fetch.weights : nullptr,
+         fetch.row_stride * size_of(fetch.type), scratch_.acc + half.at, k0 == 0});
+  }
+
+  void pack_and_multiply(const HalfPanel& half, const HalfPanel* next, int64_t k0, int k) {
+    const HalfPanel fetch = ahead(half, next, k0);
+    Lines lines;
+    for (int n = 0; n < fetch.columns; ++n) {
+      lines.add_run(fetch.weights + n * fetch.row_stride * size_of(fetch.type),
+                    kChunk * size_of(fetch.type));
+    }
+    PackArgs pack{};
+    pack.weights = at(half, k0);
+    pack.row_stride = half.row_stride;
+    pack.col_stride = 1;
+    pack.type = half.type;
+    pack.compute = rows_.type;
+    pack.columns = half.columns;
+    pack.width = kHalf;
+    pack.k = k;
+    pack.panel = scratch_.panel;
+    kernels_.pack(pack);
+    kernels_.multiply({chunk_.rows(), chunk_.offset(), rows_.count, k, scratch_.panel,
+                       scratch_.acc + half.at, k0 == 0, lines.at, lines.count, kHalf});
+  }
+
+  const KernelTable& kernels_;
+  const RowSet& rows_;
+  int64_t k_;
+  const PanelScratch& scratch_;
+  ChunkRows chunk_;
+};
+
+}  // namespace
+
+bool multiplies_directly(const KernelTable& kernels, const RowSet& rows, const PanelParts& parts) {
+  if (kernels.multiply_packed_chunk == nullptr || rows.arranged != nullptr) return false;
+  if (parts.packed != nullptr) return true;
+  return std::all_of(parts.parts, parts.parts + parts.count,
+                     [](const PanelPart& part) { return part.matrix.col_stride == 1; });
+}
+
+void direct_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
+                    const PanelParts& parts, const PanelScratch& scratch) {
+  if (parts.packed != nullptr) return packed_product(kernels, rows, k, parts, scratch);
+  HalfPanel halves[2];
+  HalfPanel next[2];
+  const int count = halves_of(parts.parts, parts.count, halves);
+  const bool known = parts.next != nullptr && parts.next->matrix.col_stride == 1 &&
+                     halves_of(parts.next, parts.count, next) > 0;
+  HalfProduct product(kernels, rows, k, scratch);
+  for (int i = 0; i < count; ++i) {
+    product.run(halves[i], i + 1 < count ? &halves[i + 1] : known ? next : nullptr);
+  }
+}
+
+}  // namespace cadre::cpu
