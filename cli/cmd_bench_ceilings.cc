@@ -1,4 +1,6 @@
 // cadre bench ceilings: what the machine reads and multiplies at best, for each number of threads.
+#include <deque>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "bench_options.h"
@@ -8,6 +10,7 @@
 #include "interrupt.h"
 #include "machine.h"
 #include "output.h"
+#include "paged_memory.h"
 #include "progress.h"
 #include "table.h"
 
@@ -15,60 +18,103 @@ namespace cadre::cli {
 
 namespace {
 
-/// Medians and their deviations, by name of the field.
+/// Rates, measured again and again.
+struct Rates {
+  std::vector<double> values;  // per second
+  std::string way;             // how memory was read
+
+  double typical() const { return median(values); }
+  double spread() const { return median_deviation(values); }
+};
+
 struct CeilingsRow {
   Machine machine;
-  std::vector<double> read;      // bytes per second
-  std::vector<double> bfloat16;  // flop per second
-  std::vector<double> float32;
+  std::map<size_t, Rates> read;  // bytes, by the size of the pages
+  Rates bfloat16;                // flop
+  Rates float32;
 };
+
+/// The pages to read from; on a GPU they do not matter.
+std::vector<size_t> pages_of(Device device) {
+  if (device.type != DeviceType::kCpu) return {0};
+  if (huge_page_bytes() == 0) return {small_page_bytes()};
+  return {small_page_bytes(), huge_page_bytes()};
+}
 
 CeilingsRow measure(const BenchOptions& options, Device device, int num_threads) {
   ThreadPool pool(num_threads);
-  Stream stream = Stream::cpu(pool);
-  stream.device = device;
-  const Ceilings& ceilings = ceilings_of(device.type);
-  CeilingMeter meter(DType::kBF16, options.memory_bytes(), stream);
+  const Stream stream{device, &pool, nullptr};
   CeilingsRow row;
   row.machine = describe_machine(device.type, pool.num_threads());
+  std::deque<CeilingMeter> meters;
+  for (const size_t page : pages_of(device)) {
+    const CeilingMeter& meter =
+        meters.emplace_back(DType::kBF16, options.memory_bytes(), page, stream);
+    row.read[meter.page_bytes()].way = meter.way_of_reading();  // once where none are huge
+  }
   for (int64_t i = 0; i < options.repeats && interrupt_signal() == 0; ++i) {
-    const CeilingSample sample = meter.sample();
-    row.read.push_back(sample.bytes_per_second);
-    row.bfloat16.push_back(sample.flops);
-    row.float32.push_back(ceilings.peak_flops(DType::kF32, stream));
+    for (CeilingMeter& meter : meters) {
+      const CeilingSample sample = meter.sample();
+      row.read[meter.page_bytes()].values.push_back(sample.bytes_per_second);
+      row.bfloat16.values.push_back(sample.flops);
+    }
+    row.float32.values.push_back(ceilings_of(device.type).peak_flops(DType::kF32, stream));
   }
   return row;
 }
 
 Json to_json(const CeilingsRow& row) {
   Json json = {{"bench", "ceilings"},
-               {"read_gbs", median(row.read) / 1e9},
-               {"read_gbs_mad", median_deviation(row.read) / 1e9},
-               {"bfloat16_tflops", median(row.bfloat16) / 1e12},
-               {"bfloat16_tflops_mad", median_deviation(row.bfloat16) / 1e12},
-               {"float32_tflops", median(row.float32) / 1e12},
-               {"float32_tflops_mad", median_deviation(row.float32) / 1e12}};
+               {"bfloat16_tflops", row.bfloat16.typical() / 1e12},
+               {"bfloat16_tflops_mad", row.bfloat16.spread() / 1e12},
+               {"float32_tflops", row.float32.typical() / 1e12},
+               {"float32_tflops_mad", row.float32.spread() / 1e12}};
+  json["read"] = Json::array();
+  for (const auto& [pages, rates] : row.read) {
+    json["read"].push_back({{"pages", pages},
+                            {"gbs", rates.typical() / 1e9},
+                            {"gbs_mad", rates.spread() / 1e9},
+                            {"way", rates.way}});
+  }
   add_machine(json, row.machine);
   return json;
 }
 
-std::string cell(const std::vector<double>& values, double unit, const char* format) {
-  return format_number(format, median(values) / unit);
+void add_cells(std::vector<std::string>& cells, const Rates& rates, double unit,
+               const char* format) {
+  cells.push_back(format_number(format, rates.typical() / unit));
+  cells.push_back(format_number("%.1f %%", 100 * rates.spread() / rates.typical()));
 }
 
-std::string spread(const std::vector<double>& values) {
-  return format_number("%.1f %%", 100 * median_deviation(values) / median(values));
+std::vector<std::string> titles(const CeilingsRow& row) {
+  std::vector<std::string> titles = {"threads"};
+  for (const auto& [pages, rates] : row.read) {
+    titles.push_back(pages == 0 ? "read GB/s"
+                                : str_cat("read GB/s, ", name_of_pages(pages), " pages"));
+    titles.emplace_back("+-");
+  }
+  for (const char* title : {"bfloat16 TFLOP/s", "+-", "float32 TFLOP/s", "+-"}) {
+    titles.emplace_back(title);
+  }
+  return titles;
 }
 
 std::string to_text(const std::vector<CeilingsRow>& rows) {
-  Table table({"threads", "read GB/s", "+-", "bfloat16 TFLOP/s", "+-", "float32 TFLOP/s", "+-"});
-  for (size_t column = 0; column < 7; ++column) table.right_align(column);
+  Table table(titles(rows.back()));
+  for (size_t column = 0; column < titles(rows.back()).size(); ++column) table.right_align(column);
+  std::string ways = "\nHow memory was read:\n";
   for (const CeilingsRow& row : rows) {
-    table.add_row({str_cat(row.machine.num_threads), cell(row.read, 1e9, "%.1f"), spread(row.read),
-                   cell(row.bfloat16, 1e12, "%.3f"), spread(row.bfloat16),
-                   cell(row.float32, 1e12, "%.3f"), spread(row.float32)});
+    std::vector<std::string> cells = {str_cat(row.machine.num_threads)};
+    for (const auto& [pages, rates] : row.read) {
+      add_cells(cells, rates, 1e9, "%.1f");
+      ways += str_cat("  threads ", row.machine.num_threads, ", ", name_of_pages(pages),
+                      " pages: ", rates.way, "\n");
+    }
+    add_cells(cells, row.bfloat16, 1e12, "%.3f");
+    add_cells(cells, row.float32, 1e12, "%.3f");
+    table.add_row(cells);
   }
-  return table.to_string();
+  return table.to_string() + ways;
 }
 
 int run_command(const BenchOptions& options, const CommonOptions& common) {
@@ -99,9 +145,9 @@ void add_bench_ceilings(CLI::App& bench, CommonOptions& common, Runner& run) {
   CLI::App* command =
       bench.add_subcommand("ceilings", "What the machine reads and multiplies at best");
   command->footer(
-      "One row for each number of threads up to --threads: reading memory, and the products that "
-      "bfloat16 and float32 run on with the instruction set in use, operands in registers. +- is "
-      "the median deviation.\n"
+      "One row for each number of threads up to --threads: reading memory from small and from huge "
+      "pages, in the fastest of several ways, and the products that bfloat16 and float32 run on "
+      "with the instruction set in use, operands in registers. +- is the median deviation.\n"
       "Example: cadre bench ceilings --json");
   add_bench_options(*command, *options);
   add_common_options(*command, common);

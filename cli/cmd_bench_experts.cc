@@ -12,6 +12,7 @@
 #include "io/file_writer.h"
 #include "machine.h"
 #include "output.h"
+#include "paged_memory.h"
 #include "progress.h"
 #include "report.h"
 #include "shapes.h"
@@ -94,7 +95,7 @@ class ShapeBench {
         stream_{query_.device, &pool, nullptr},
         packed_(common.load.prepack == Prepack::kOn),
         layers_(make_layers(progress)),
-        meter_(query_.compute_dtype, options.bench.memory_bytes(), stream_) {}
+        meter_(query_.compute_dtype, options.bench.memory_bytes(), pages_of_weights(), stream_) {}
 
   const std::vector<std::string>& backends() const { return backends_; }
 
@@ -146,6 +147,12 @@ class ShapeBench {
     return packed_ ? pack_layers(query_.config, layers, pool_, progress.callback()) : layers;
   }
 
+  /// Packed weights ask for huge pages, as the meter then does.
+  size_t pages_of_weights() const {
+    if (packed_ && huge_page_bytes() > 0) return huge_page_bytes();
+    return page_bytes_of(layers_[0]->up[0].data);
+  }
+
   ExpertsRow new_row(const std::string& name, int64_t tokens) const {
     ExpertsRow row;
     row.shape = shape_.name;
@@ -156,6 +163,7 @@ class ShapeBench {
     row.dtype = query_.compute_dtype;
     row.format = query_.format;
     row.packed = packed_;
+    row.pages = meter_.page_bytes();
     row.routing = name_of(options_.routing);
     row.bound = stated_bound(query_.compute_dtype, query_.format);
     return row;
@@ -203,6 +211,7 @@ Json to_json(const ExpertsRow& row, const Machine& machine) {
       {"dtype", name_of(row.dtype)},
       {"format", name_of(row.format)},
       {"packed", row.packed},
+      {"pages", row.pages},
       {"routing", row.routing},
       {"us_median", calls.median_seconds * 1e6},
       {"us_mad", calls.deviation_seconds * 1e6},
@@ -222,8 +231,9 @@ Json to_json(const ExpertsRow& row, const Machine& machine) {
 
 std::string to_text(const std::vector<ExpertsRow>& rows) {
   Table table({"shape", "tokens", "experts", "dtype/format", "us", "+-", "TFLOP/s", "GB/s",
-               "% of limit", "active", "rel. error", "dropped", "read GB/s", "peak TFLOP/s"});
-  for (size_t column = 4; column < 14; ++column) table.right_align(column);
+               "% of limit", "active", "rel. error", "dropped", "pages", "read GB/s",
+               "peak TFLOP/s"});
+  for (size_t column = 4; column < 15; ++column) table.right_align(column);
   table.right_align(1);
   for (const ExpertsRow& row : rows) {
     const CallStatistics& calls = row.calls;
@@ -236,6 +246,7 @@ std::string to_text(const std::vector<ExpertsRow>& rows) {
                    format_number("%.1f", calls.percent_of_limit), str_cat(row.active_experts),
                    format_number("%.1e", row.rel_error),
                    str_cat(calls.num_dropped, "/", calls.num_calls),
+                   row.pages > 0 ? name_of_pages(row.pages) : "-",
                    format_number("%.1f", calls.ceilings.bytes_per_second / 1e9),
                    format_number("%.3f", calls.ceilings.flops / 1e12)});
   }
@@ -333,7 +344,8 @@ void add_bench_experts(CLI::App& bench, CommonOptions& common, Runner& run) {
       "weights come from memory. A backend whose result is out of its bound is not timed: exit 1. "
       "% of limit: reading the experts that were hit, or the products, whichever takes longer at "
       "the ceilings measured before and after each call, over the call's time; the median of the "
-      "calls. Calls whose two limits differ by more than 5 % are dropped and counted. --json "
+      "calls. Reading is measured on pages of the weights' size (pages): huge ones with --prepack "
+      "on. Calls whose two limits differ by more than 5 % are dropped and counted. --json "
       "prints one object a row.\n"
       "Shapes: ",
       join(names),

@@ -2,6 +2,7 @@
 // reading its weights takes.
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "bench_options.h"
@@ -12,6 +13,7 @@
 #include "interrupt.h"
 #include "machine.h"
 #include "output.h"
+#include "paged_memory.h"
 #include "progress.h"
 #include "session.h"
 #include "shapes.h"
@@ -35,7 +37,8 @@ struct Stopped {};
 
 /// What decoding one token has to read at least.
 struct DecodeBytes {
-  double weights = 0;             // once each, of the experts those that one token is sent to
+  double weights = 0;             // once each, without experts
+  double experts = 0;             // those that one token is sent to
   double cache_per_position = 0;  // keys and values
 };
 
@@ -43,6 +46,8 @@ struct GenerateRow {
   std::string experts;
   int64_t prompt_tokens = 0;
   bool packed = false;  // experts in packed form
+  size_t pages = 0;     // bytes of the pages that weights lie on
+  size_t expert_pages = 0;
   std::vector<double> prefill_seconds;
   std::vector<TimedCall> decode;  // seconds of one token, on average
 };
@@ -62,7 +67,7 @@ DecodeBytes decode_bytes(Model& model, const ModelReport& report) {
   if (part("lm_head") == 0) bytes.weights += part("embedding");
   if (!report.experts.empty()) {
     const ExpertsConfig& c = report.experts.front().second.config;
-    bytes.weights +=
+    bytes.experts =
         part("experts") * static_cast<double>(c.top_k) / static_cast<double>(c.num_experts);
   }
   const int64_t positions = std::min<int64_t>(64, model.info().max_position_embeddings);
@@ -94,24 +99,36 @@ class GenerateBench {
         random_(common.seed),
         report_(inspect_model(model.info().path, load_options(common))),
         bytes_(decode_bytes(model, report_)),
-        meter_(model.info().compute_dtype, options.bench.memory_bytes(), Stream::cpu(pool)) {}
+        meter_(model.info().compute_dtype, options.bench.memory_bytes(), small_page_bytes(),
+               Stream::cpu(pool)) {
+    if (packed_ && huge_page_bytes() > 0) {
+      packed_meter_.emplace(model.info().compute_dtype, options.bench.memory_bytes(),
+                            huge_page_bytes(), Stream::cpu(pool));
+    }
+  }
 
   const ModelReport& report() const { return report_; }
 
   GenerateRow measure(const std::string& name, int64_t prompt_tokens, Progress& progress) {
     model_.set_experts_implementation(name);
-    GenerateRow row{name, prompt_tokens, packed_, {}, {}};
+    GenerateRow row;
+    row.experts = name;
+    row.prompt_tokens = prompt_tokens;
+    row.packed = packed_;
     run_once(prompt_tokens, 2);  // maps pages, makes workspaces
-    CeilingSample before = meter_.sample();
+    const DecodePages pages = pages_at(mean_positions(prompt_tokens));
+    row.pages = meter_.page_bytes();
+    row.expert_pages = packed_meter_ ? packed_meter_->page_bytes() : row.pages;
+    CeilingSample before = sample(pages);
     for (int64_t i = 0; i < options_.bench.repeats && interrupt_signal() == 0; ++i) {
       progress.update(str_cat(name, ", ", prompt_tokens, " tokens"), i, options_.bench.repeats);
       const GenerationResult result = run_once(prompt_tokens, options_.new_tokens);
       row.prefill_seconds.push_back(result.prefill_seconds);
       TimedCall timed;
       timed.seconds = result.decode_seconds / static_cast<double>(result.decode_tokens);
-      timed.work.bytes = bytes_.weights + bytes_.cache_per_position * mean_positions(prompt_tokens);
+      timed.work.bytes = pages.mapped + pages.packed;
       timed.before = before;
-      timed.after = before = meter_.sample();
+      timed.after = before = sample(pages);
       row.decode.push_back(timed);
     }
     return row;
@@ -120,6 +137,29 @@ class GenerateBench {
  private:
   double mean_positions(int64_t prompt_tokens) const {
     return static_cast<double>(prompt_tokens) + static_cast<double>(options_.new_tokens) / 2;
+  }
+
+  /// Bytes of one token by the pages they lie on: packed experts on huge ones, all else on the
+  /// small ones of a mapped file or of usual memory.
+  struct DecodePages {
+    double mapped = 0;
+    double packed = 0;
+  };
+
+  DecodePages pages_at(double positions) const {
+    const double rest = bytes_.weights + bytes_.cache_per_position * positions;
+    if (!packed_meter_) return {rest + bytes_.experts, 0};
+    return {rest, bytes_.experts};
+  }
+
+  /// The ceiling of bytes that lie partly on these and partly on those pages.
+  CeilingSample sample(const DecodePages& pages) {
+    CeilingSample mixed = meter_.sample();
+    if (!packed_meter_) return mixed;
+    const double seconds = pages.mapped / mixed.bytes_per_second +
+                           pages.packed / packed_meter_->sample().bytes_per_second;
+    mixed.bytes_per_second = (pages.mapped + pages.packed) / seconds;
+    return mixed;
   }
 
   GenerationResult run_once(int64_t prompt_tokens, int64_t new_tokens) {
@@ -142,6 +182,7 @@ class GenerateBench {
   ModelReport report_;
   DecodeBytes bytes_;
   CeilingMeter meter_;
+  std::optional<CeilingMeter> packed_meter_;
 };
 
 Json to_json(const GenerateRow& row, const ModelInfo& info, const Machine& machine) {
@@ -154,6 +195,8 @@ Json to_json(const GenerateRow& row, const ModelInfo& info, const Machine& machi
       {"dtype", name_of(info.compute_dtype)},
       {"experts", row.experts},
       {"packed", row.packed},
+      {"pages", row.pages},
+      {"expert_pages", row.expert_pages},
       {"prompt_tokens", row.prompt_tokens},
       {"prefill_tokens_per_second", static_cast<double>(row.prompt_tokens) / prefill},
       {"prefill_seconds", prefill},

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
+#include <vector>
 
 #include "cadre/thread_pool.h"
 #include "dense/dense_ops.h"
@@ -37,13 +39,22 @@ TEST(Machine, TheMeterSamplesAgainAndAgain) {
   ThreadPool pool(2);
   // Less and more than it reads in one go; not a multiple of that.
   for (const size_t mib : {size_t{1}, size_t{300}}) {
-    CeilingMeter meter(DType::kF32, mib << 20, Stream::cpu(pool));
+    CeilingMeter meter(DType::kF32, mib << 20, small_page_bytes(), Stream::cpu(pool));
+    EXPECT_EQ(meter.page_bytes(), small_page_bytes());
     for (int i = 0; i < 4; ++i) {
       const CeilingSample sample = meter.sample();
       EXPECT_GT(sample.bytes_per_second, 0);
       EXPECT_GT(sample.flops, 0);
     }
   }
+}
+
+TEST(Machine, TheMeterNamesTheWayInWhichItReads) {
+  ThreadPool pool(1);
+  const CeilingMeter meter(DType::kF32, 1 << 20, small_page_bytes(), Stream::cpu(pool));
+  const std::vector<std::string> ways = ceilings_of(DeviceType::kCpu).ways_of_reading();
+  EXPECT_NE(std::find(ways.begin(), ways.end(), meter.way_of_reading()), ways.end())
+      << meter.way_of_reading();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "cadre/version.h"
 #include "core/str_cat.h"
+#include "paged_memory.h"
 #include "plot.h"
 #include "table.h"
 
@@ -47,7 +48,7 @@ th:nth-child(2), td:nth-child(2) { text-align: left; }
 /// Rows that one pair of plots shows.
 bool belong_together(const ExpertsRow& a, const ExpertsRow& b) {
   return a.shape == b.shape && a.dtype == b.dtype && a.format == b.format && a.packed == b.packed &&
-         a.routing == b.routing && a.device == b.device;
+         a.pages == b.pages && a.routing == b.routing && a.device == b.device;
 }
 
 std::vector<std::vector<ExpertsRow>> groups_of(const std::vector<ExpertsRow>& rows) {
@@ -131,6 +132,7 @@ std::string section_of(const std::vector<ExpertsRow>& rows) {
   return str_cat("<h2>", escape_html(first.shape), "</h2>\n<p>", c.num_experts, " experts, ",
                  c.top_k, " per token, hidden size ", c.hidden_size, ", intermediate size ",
                  c.intermediate_size, "; weights ", first.format, first.packed ? ", packed" : "",
+                 first.pages > 0 ? str_cat(", on pages of ", name_of_pages(first.pages)) : "",
                  ", computing in ", first.dtype, ", routing ", first.routing, ", on ", first.device,
                  "</p>\n", plots_of(rows), table_of(rows));
 }
@@ -160,7 +162,9 @@ std::string report_page(const Machine& machine, const std::vector<ExpertsRow>& r
   page += str_cat("<h1>cadre bench experts</h1>\n<p>", escape_html(to_string(machine)), "</p>\n");
   page +=
       "<p>The limit is the longer of two times: reading the weights of the experts that were hit, "
-      "and the products, each at the ceiling measured before and after the call. Calls between "
+      "and the products, each at the ceiling measured before and after the call; reading is "
+      "measured "
+      "on pages of the size that the weights lie on. Calls between "
       "two ceilings that differ by more than 5 % are dropped.</p>\n";
   for (const std::vector<ExpertsRow>& group : groups_of(rows)) page += section_of(group);
   return page + "</body>\n</html>\n";

@@ -2,6 +2,7 @@
 // time and share of the limit over tokens.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct ExpertsRow {
   DType dtype = DType::kF32;
   StorageFormat format = StorageFormat::kF32;
   bool packed = false;  // experts in packed form
+  size_t pages = 0;     // bytes of the pages that weights and read ceiling lie on; 0 on a GPU
   std::string routing;
   CallStatistics calls;
   int64_t active_experts = 0;  // median

@@ -56,6 +56,18 @@ TEST(Report, PackedExpertsHavePlotsOfTheirOwn) {
   EXPECT_EQ(count(page, ", packed, computing in"), 1);
 }
 
+TEST(Report, SaysWhichPagesTheLimitIsOf) {
+  std::vector<ExpertsRow> rows = {row("s", 1, "eager", 2, 1), row("s", 1, "eager", 1, 2)};
+  rows[0].pages = 4096;
+  rows[1].pages = 2 << 20;
+  const std::string page = report_page({"c", "p", "i", 1}, rows);
+  EXPECT_EQ(count(page, "<table>"), 2);
+  EXPECT_EQ(count(page, ", on pages of 4 KiB, computing in"), 1);
+  EXPECT_EQ(count(page, ", on pages of 2 MiB, computing in"), 1);
+  EXPECT_EQ(count(report_page({"c", "p", "i", 1}, {row("s", 1, "eager", 2, 1)}), ", on pages of"),
+            0);
+}
+
 TEST(Report, NeedsNothingFromElsewhere) {
   const std::string page = report_page({"c", "p", "i", 1}, {row("s", 1, "eager", 1, 1)});
   for (const char* part : {"http:", "https:", "<script", "src=", "@import", "url("}) {

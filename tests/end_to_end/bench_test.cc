@@ -1,4 +1,7 @@
 // cadre bench: rows, pages and refusals. Small shapes and little memory; no time is asserted.
+#include <unistd.h>
+
+#include <algorithm>
 #include <csignal>
 #include <set>
 #include <sstream>
@@ -10,12 +13,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<std::string> kQuick = {"--memory", "1", "--repeats", "3", "--threads", "2"};
+const std::vector<std::string> kQuick = {"--repeats", "3", "--threads", "2"};
 
 Result bench(const std::vector<std::string>& words, const RunOptions& run = {}) {
   std::vector<std::string> call = {"bench"};
   call.insert(call.end(), words.begin(), words.end());
   call.insert(call.end(), kQuick.begin(), kQuick.end());
+  if (std::find(words.begin(), words.end(), "--memory") == words.end()) {
+    call.insert(call.end(), {"--memory", "1"});
+  }
   return run_cadre(call, run);
 }
 
@@ -33,6 +39,21 @@ void expect_machine(const nlohmann::json& row) {
   EXPECT_NE(row["cpu"], "");
   EXPECT_NE(row["isa"], "");
   EXPECT_GE(row["threads"].get<int>(), 1);
+}
+
+/// Whether the system hands out huge pages when asked.
+bool huge_pages_on_demand() {
+  const fs::path file = "/sys/kernel/mm/transparent_hugepage/enabled";
+  return fs::exists(file) && read_file(file).find("[never]") == std::string::npos;
+}
+
+void expect_pages(const nlohmann::json& bytes, bool huge) {
+  const auto small = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (huge && huge_pages_on_demand()) {
+    EXPECT_GT(bytes.get<size_t>(), small);
+  } else {
+    EXPECT_EQ(bytes.get<size_t>(), small);
+  }
 }
 
 TEST(BenchExperts, EveryRowSaysWhatWhereAndHowFast) {
@@ -97,6 +118,15 @@ TEST(BenchExperts, RowsSayWhetherExpertsArePacked) {
   EXPECT_NE(table.out.find("bfloat16/bfloat16 packed"), std::string::npos) << table.out;
 }
 
+TEST(BenchExperts, RowsSayOnWhichPagesTheLimitWasMeasured) {
+  for (const char* prepack : {"on", "off"}) {
+    const auto rows = rows_of(bench({"experts", "--shape", "6,2,40,24", "--tokens", "1",
+                                     "--prepack", prepack, "--memory", "4", "--json"}));
+    ASSERT_EQ(rows.size(), 1u);
+    expect_pages(rows[0]["pages"], prepack == std::string("on"));
+  }
+}
+
 TEST(BenchExperts, TheTableAndThePageShowTheSameRows) {
   const TempDir folder;
   const fs::path page = folder / "report.html";
@@ -145,13 +175,21 @@ TEST(BenchExperts, AShapeThatDoesNotFitSaysHowMuchItNeeds) {
 }
 
 TEST(BenchCeilings, ARowForEachNumberOfThreads) {
-  const auto rows = rows_of(bench({"ceilings", "--json"}));
+  const auto rows = rows_of(bench({"ceilings", "--memory", "4", "--json"}));
   ASSERT_EQ(rows.size(), 2u);
   for (size_t i = 0; i < rows.size(); ++i) {
     expect_machine(rows[i]);
     EXPECT_EQ(rows[i]["threads"], i + 1);
-    for (const char* key : {"read_gbs", "bfloat16_tflops", "float32_tflops"}) {
+    for (const char* key : {"bfloat16_tflops", "float32_tflops"}) {
       EXPECT_GT(rows[i][key].get<double>(), 0) << key;
+    }
+    const auto& read = rows[i]["read"];
+    ASSERT_EQ(read.size(), huge_pages_on_demand() ? 2u : 1u);
+    for (size_t p = 0; p < read.size(); ++p) {
+      expect_pages(read[p]["pages"], p == 1);
+      EXPECT_GT(read[p]["gbs"].get<double>(), 0);
+      EXPECT_GE(read[p]["gbs_mad"].get<double>(), 0);
+      EXPECT_NE(read[p]["way"], "");
     }
   }
   const Result table = bench({"ceilings"});
@@ -199,9 +237,11 @@ TEST(BenchGenerate, RowsSayWhetherExpertsArePacked) {
   for (const char* prepack : {"on", "off"}) {
     const auto rows =
         rows_of(bench({"generate", "--model", model_folder("qwen2_moe"), "--prompt-lengths", "3",
-                       "--new-tokens", "2", "--prepack", prepack, "--json"}));
+                       "--new-tokens", "2", "--prepack", prepack, "--memory", "4", "--json"}));
     ASSERT_EQ(rows.size(), 1u);
     EXPECT_EQ(rows[0]["packed"], prepack == std::string("on"));
+    expect_pages(rows[0]["pages"], false);
+    expect_pages(rows[0]["expert_pages"], prepack == std::string("on"));
   }
 }
 

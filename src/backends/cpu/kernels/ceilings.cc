@@ -8,6 +8,7 @@
 
 #include "backends/cpu/kernels/isa.h"
 #include "backends/cpu/kernels/peak.h"
+#include "backends/cpu/kernels/read_ways.h"
 #include "cadre/error.h"
 #include "cadre/thread_pool.h"
 #include "core/check.h"
@@ -37,6 +38,23 @@ double rate_of(PeakLoop loop) {
   return 2 * products / elapsed;
 }
 
+std::vector<ReadWay> all_read_ways() {
+  const ReadWays narrow = read_ways_128();
+  std::vector<ReadWay> all(narrow.ways, narrow.ways + narrow.count);
+#if defined(__x86_64__)
+  if (is_available(Isa::kAvx512)) {
+    const ReadWays wide = read_ways_512();
+    all.insert(all.end(), wide.ways, wide.ways + wide.count);
+  }
+#endif
+  return all;
+}
+
+const std::vector<ReadWay>& read_ways() {
+  static const std::vector<ReadWay> kAll = all_read_ways();
+  return kAll;
+}
+
 class CpuCeilings final : public Ceilings {
  public:
   std::string processor() const override {
@@ -49,7 +67,15 @@ class CpuCeilings final : public Ceilings {
     return "unknown CPU";
   }
 
-  double read_bandwidth(const TensorView& memory, const Stream& stream) const override {
+  std::vector<std::string> ways_of_reading() const override {
+    std::vector<std::string> names;
+    for (const ReadWay& way : read_ways()) names.emplace_back(way.name);
+    return names;
+  }
+
+  double read_bandwidth(const TensorView& memory, size_t way, const Stream& stream) const override {
+    CADRE_ASSERT(way < read_ways().size());
+    const auto read = read_ways()[way].read;
     const auto words = static_cast<int64_t>(memory.nbytes() / sizeof(uint64_t));
     if (!memory.is_contiguous() || words == 0 || memory.device() != Device{}) {
       throw InvalidArgument(str_cat("read_bandwidth: expected contiguous CPU memory, got ",
@@ -59,7 +85,7 @@ class CpuCeilings final : public Ceilings {
     const auto* first = static_cast<const uint64_t*>(memory.data());
     const double start = now();
     stream.threads->parallel_ranges(words, kPageWords, [&](int64_t begin, int64_t end, int) {
-      sink.fetch_xor(read_words(first + begin, end - begin), std::memory_order_relaxed);
+      sink.fetch_xor(read(first + begin, end - begin), std::memory_order_relaxed);
     });
     return static_cast<double>(words) * sizeof(uint64_t) / (now() - start);
   }

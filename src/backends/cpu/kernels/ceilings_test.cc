@@ -4,10 +4,12 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "backends/cpu/kernels/peak.h"
+#include "backends/cpu/kernels/read_ways.h"
 #include "cadre/error.h"
 #include "cadre/thread_pool.h"
 
@@ -33,14 +35,24 @@ TEST(Peak, EveryLoopDoesTheProductsItIsBuiltFrom) {
   EXPECT_THROW(peak_loop(Isa::kPortable, DType::kI32), InvalidArgument);
 }
 
-TEST(Peak, ReadingMissesNoWord) {
+TEST(ReadWays, MissNoWord) {
+  // Groups of 8 streams take 65536 words. The first word of all lies at an odd place.
   std::mt19937_64 random(1);
-  std::vector<uint64_t> words(1000);
+  std::vector<uint64_t> words(2 * 65536 + 100);
   for (uint64_t& word : words) word = random();
-  for (const size_t count : {size_t{0}, size_t{1}, size_t{31}, size_t{32}, size_t{1000}}) {
-    uint64_t expected = 0;
-    for (size_t i = 0; i < count; ++i) expected ^= words[i];
-    EXPECT_EQ(read_words(words.data(), static_cast<int64_t>(count)), expected) << count;
+  std::vector<ReadWays> all = {read_ways_128()};
+  if (is_available(Isa::kAvx512)) all.push_back(read_ways_512());
+  for (const ReadWays& ways : all) {
+    ASSERT_GT(ways.count, 1);
+    for (int w = 0; w < ways.count; ++w) {
+      for (const size_t count :
+           {size_t{0}, size_t{1}, size_t{1000}, size_t{65536}, size_t{131099}}) {
+        uint64_t expected = 0;
+        for (size_t i = 0; i < count; ++i) expected ^= words[1 + i];
+        EXPECT_EQ(ways.ways[w].read(words.data() + 1, static_cast<int64_t>(count)), expected)
+            << ways.ways[w].name << " " << count;
+      }
+    }
   }
 }
 
@@ -50,7 +62,12 @@ TEST(Ceilings, AreFiniteRatesWithAnyNumberOfThreads) {
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
     const Stream stream = Stream::cpu(pool);
-    EXPECT_GT(ceilings().read_bandwidth(memory, stream), 0);
+    const std::vector<std::string> ways = ceilings().ways_of_reading();
+    ASSERT_FALSE(ways.empty());
+    for (size_t way = 0; way < ways.size(); ++way) {
+      EXPECT_GT(ceilings().read_bandwidth(memory, way, stream), 0) << ways[way];
+    }
+    EXPECT_EQ(std::set<std::string>(ways.begin(), ways.end()).size(), ways.size());
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const double peak = ceilings().peak_flops(dtype, stream);
       EXPECT_TRUE(std::isfinite(peak) && peak > 0);
@@ -63,8 +80,8 @@ TEST(Ceilings, RefuseWhatTheyCannotRead) {
   ThreadPool pool(1);
   const Tensor memory(DType::kU8, {64, 64});
   const TensorView column(memory->data(), DType::kU8, {64, 32}, {64, 1});
-  EXPECT_THROW(ceilings().read_bandwidth(column, Stream::cpu(pool)), InvalidArgument);
-  EXPECT_THROW(ceilings().read_bandwidth({}, Stream::cpu(pool)), InvalidArgument);
+  EXPECT_THROW(ceilings().read_bandwidth(column, 0, Stream::cpu(pool)), InvalidArgument);
+  EXPECT_THROW(ceilings().read_bandwidth({}, 0, Stream::cpu(pool)), InvalidArgument);
   EXPECT_THROW(ceilings().peak_flops(DType::kI32, Stream::cpu(pool)), InvalidArgument);
 }
 

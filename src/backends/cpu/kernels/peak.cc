@@ -123,38 +123,7 @@ __attribute__((target("amx-tile,amx-bf16"))) double amx_products() {
   return 6 * sum_of(sums, 16 * 16);
 }
 
-__attribute__((target("avx512f"))) uint64_t read_words_avx512(const uint64_t* words,
-                                                              int64_t count) {
-  __m512i mixed[4];
-  for (__m512i& m : mixed) m = _mm512_setzero_si512();
-  int64_t i = 0;
-  for (; i + 32 <= count; i += 32) {
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      mixed[j] = _mm512_xor_si512(mixed[j], _mm512_loadu_si512(words + i + j * 8));
-    }
-  }
-  uint64_t lanes[32];
-  for (int j = 0; j < 4; ++j) _mm512_storeu_si512(lanes + j * 8, mixed[j]);
-  uint64_t result = 0;
-  for (const uint64_t lane : lanes) result ^= lane;
-  for (; i < count; ++i) result ^= words[i];
-  return result;
-}
-
 #endif
-
-uint64_t read_words_portable(const uint64_t* words, int64_t count) {
-  uint64_t mixed[8] = {};
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (int j = 0; j < 8; ++j) mixed[j] ^= words[i + j];
-  }
-  for (; i < count; ++i) mixed[0] ^= words[i];
-  uint64_t result = 0;
-  for (const uint64_t word : mixed) result ^= word;
-  return result;
-}
 
 }  // namespace
 
@@ -170,13 +139,6 @@ PeakLoop peak_loop(Isa isa, DType compute_dtype) {
   static_cast<void>(bf16);
 #endif
   return portable_products;
-}
-
-uint64_t read_words(const uint64_t* words, int64_t count) {
-#if defined(__x86_64__)
-  if (is_available(Isa::kAvx512)) return read_words_avx512(words, count);
-#endif
-  return read_words_portable(words, count);
 }
 
 }  // namespace cadre::cpu

@@ -1,8 +1,5 @@
-// Loops that do nothing but what a ceiling is made of: products of registers, reads of memory. Only
-// the ceilings use them.
+// Loops that do nothing but multiply registers. Only the ceilings use them.
 #pragma once
-
-#include <cstdint>
 
 #include "backends/cpu/kernels/isa.h"
 
@@ -16,8 +13,5 @@ using PeakLoop = double (*)();
 /// where they exist, else float32 fused multiply-adds (portable: a product and a sum). The
 /// instruction set must be available.
 PeakLoop peak_loop(Isa isa, DType compute_dtype);
-
-/// Reads all words; returns their exclusive or.
-uint64_t read_words(const uint64_t* words, int64_t count);
 
 }  // namespace cadre::cpu
