@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kStepBytes = kTileK / 2 * kPanelRowBytes;  // of a panel
 constexpr int kBlockFloats = 4 * kTileFloats;
+constexpr int kWaiting = kSumFloats / kBlockFloats - 1;  // chunks whose sums can wait
 
 // Tiles 0 to 3: sums; 4 and 5: rows; 6 and 7: columns.
 void configure_packed(int height) {
@@ -126,22 +127,59 @@ class PackedProduct {
   int height() const { return height_; }
 
   void run() {
-    for (int64_t k = 0; k < args_.k; k += kChunk) {
-      for (int block = 0; block < num_blocks_; ++block) {
-        if (block / 2 * 2 + 1 < tiles_) {
-          multiply<true>(k, block);
-        } else {
-          multiply<false>(k, block);
-        }
-      }
+    if (num_blocks_ == 1) {
+      run_halves();
+    } else {
+      for (int64_t k = 0; k < args_.k; k += kChunk) run_blocks(k);
     }
     pending_.finish();
     for (int block = 0; block < num_blocks_; ++block) write(block);
   }
 
  private:
-  // A chunk: far enough for memory to answer while others are multiplied.
+  // A lone block reads on at once; with more, a chunk ahead, far enough for memory to answer while
+  // others are multiplied.
+  static constexpr int64_t kAheadOfLone = 2048;
   static constexpr int64_t kAhead = int64_t{kChunk} / 2 * kPanelRowBytes;
+
+  void run_blocks(int64_t k) {
+    for (int block = 0; block < num_blocks_; ++block) {
+      if (block / 2 * 2 + 1 < tiles_) {
+        multiply<true>(k, block);
+      } else {
+        multiply<false>(k, block);
+      }
+      keep_sums(k, block);
+    }
+  }
+
+  // The panel's halves in turn: two streams of memory are read faster than one. The sums of the
+  // second half's chunks wait for those of the first.
+  void run_halves() {
+    const int64_t chunks = (args_.k + kChunk - 1) / kChunk;
+    const int64_t half = chunks / 2 < kWaiting ? (chunks + 1) / 2 : chunks - kWaiting;
+    float* waiting = args_.sums + kBlockFloats;
+    for (int64_t i = 0; i < half; ++i) {
+      multiply<false>(i * kChunk, 0);
+      keep_sums(i * kChunk, 0);
+      if (half + i >= chunks) continue;
+      multiply<false>((half + i) * kChunk, 0);
+      pending_.to = nullptr;
+      store_sums<4>(waiting + i * kBlockFloats);
+    }
+    pending_.finish();
+    for (int64_t i = 0; half + i < chunks; ++i) {
+      for (int tile = 0; tile < 4; ++tile) add_rows(waiting + i * kBlockFloats, tile);
+    }
+  }
+
+  void add_rows(const float* block, int tile) const {
+    const float* from = block + tile * kTileFloats;
+    float* to = args_.sums + tile * kTileFloats;
+    for (int r = 0; r < height_; ++r, from += 16, to += 16) {
+      store(to, load<Floats>(to) + load<Floats>(from));
+    }
+  }
 
   // A chunk's 256 lines over its products, 16 a block.
   static constexpr int lines_per_product(int num_blocks) {
@@ -151,7 +189,8 @@ class PackedProduct {
   }
 
   const char* line_to_fetch(int64_t k, int block) const {
-    const int64_t offset = k * (kPanelRowBytes / 2) + kAhead +
+    const int64_t ahead = num_blocks_ == 1 ? kAheadOfLone : kAhead;
+    const int64_t offset = k * (kPanelRowBytes / 2) + ahead +
                            int64_t{64} * fetch_lines_ * (kChunk / kTileK * 4) * block;
     if (args_.next == nullptr || offset < panel_bytes_) {
       return static_cast<const char*>(args_.panel) + offset;
@@ -180,6 +219,9 @@ class PackedProduct {
     } else {
       multiply_chunk<kTwoRowTiles, false>(work);
     }
+  }
+
+  void keep_sums(int64_t k, int block) {
     float* running = args_.sums + block * kBlockFloats;
     pending_.to = nullptr;
     if (k == 0) return store_sums<4>(running);

@@ -36,8 +36,10 @@ struct PackArgs {
 /// acc[r][n] (+)= sum over k of rows[r][k] * panel[k][n]: one chunk, summed from zero in ascending
 /// pairs by one accumulator per output, then added.
 struct MultiplyArgs {
-  const void* const* rows;  // element 0 of the chunk in each row, of the table's row type
-  int64_t row_offset;       // elements to add to each pointer
+  // Element 0 of the chunk in each row, of the table's row type. Tables that multiply chunk by
+  // chunk (multiply_packed_chunk) take only the first: rows lie kChunk elements apart.
+  const void* const* rows;
+  int64_t row_offset;  // elements to add to each pointer
   int num_rows;
   int k;              // 1 to kChunk
   const void* panel;  // as pack wrote it
@@ -126,6 +128,9 @@ struct ArrangeArgs {
   void* out;
 };
 
+/// Scratch memory that these products want: four tiles of sums for each tile of 192 rows, and more.
+inline constexpr int kSumFloats = 192 * kChunk;
+
 constexpr int tile_height(int num_rows) {
   return (num_rows + row_tiles(num_rows) - 1) / row_tiles(num_rows);
 }
@@ -145,7 +150,7 @@ struct InPlaceArgs {
   int64_t k;
   const void* rows;  // as pair wrote them; a single row as it is
   int num_rows;
-  float* sums;  // scratch: [row_tiles][2 * 16 * 16]
+  float* sums;  // scratch: [kSumFloats]
   float* acc;   // [num_rows, kPanelColumns]
 };
 
@@ -156,7 +161,7 @@ struct PackedArgs {
   int64_t k;
   const void* rows;  // as tile wrote them; a single row as it is
   int num_rows;
-  float* sums;  // scratch: [row_tiles][4 * 16 * 16]
+  float* sums;  // scratch: [kSumFloats]
   float* acc;   // [num_rows, kPanelColumns]
 };
 
@@ -190,8 +195,7 @@ struct UnpackArgs {
 
 /// multiply, straight from a chunk of a packed panel (see PackStoredArgs).
 struct PackedChunkArgs {
-  const void* const* rows;  // as of MultiplyArgs
-  int64_t row_offset;
+  const void* rows;  // [num_rows, kChunk] of the table's row type
   int num_rows;
   int k;                // 1 to kChunk
   const void* packed;   // first pair of the chunk
@@ -206,10 +210,9 @@ inline constexpr int kStoredRows = 6;
 
 /// multiply for few rows, straight from a chunk of weight rows with consecutive k.
 struct StoredChunkArgs {
-  const void* const* rows;  // as of MultiplyArgs
-  int64_t row_offset;
-  int num_rows;  // 1 to kStoredRows
-  int k;         // 1 to kChunk
+  const void* rows;  // [num_rows, kChunk] of the table's row type
+  int num_rows;      // 1 to kStoredRows
+  int k;             // 1 to kChunk
   const void* weights;
   int64_t row_stride;    // elements
   Element type;          // of the weights, as precise as the compute type at most
