@@ -1,6 +1,7 @@
 #include "backends/cpu/kernels/direct_product.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace cadre::cpu {
 namespace {
@@ -15,34 +16,6 @@ bool is_exact(Element type, Element compute) {
   return type == Element::kBF16 || compute == Element::kF32 || type == compute;
 }
 
-// The rows of a chunk as the table reads them.
-class ChunkRows {
- public:
-  ChunkRows(const KernelTable& kernels, const RowSet& rows, const PanelScratch& scratch)
-      : kernels_(kernels), rows_(rows), scratch_(scratch), widen_(rows.type != kernels.row_type) {
-    for (int r = 0; widen_ && r < rows.count; ++r) {
-      wide_[r] = scratch.wide_rows + int64_t{r} * kChunk;
-    }
-  }
-
-  void load(int64_t k0, int k) {
-    offset_ = widen_ ? 0 : k0;
-    if (widen_) {
-      kernels_.widen({rows_.rows, k0, rows_.count, k, rows_.type, scratch_.wide_rows});
-    }
-  }
-  const void* const* rows() const { return widen_ ? wide_ : rows_.rows; }
-  int64_t offset() const { return offset_; }
-
- private:
-  const KernelTable& kernels_;
-  const RowSet& rows_;
-  const PanelScratch& scratch_;
-  bool widen_;
-  int64_t offset_ = 0;
-  const void* wide_[kMaxBlockRows];
-};
-
 // Lines of memory to fetch while rows are multiplied.
 struct Lines {
   const void* at[kMaxLines];
@@ -54,15 +27,17 @@ struct Lines {
 };
 
 // Straight from the packed form while converting the weights for every tile of rows costs less
-// than unpacking them once.
-int max_direct_rows(const KernelTable& kernels) { return 2 * kernels.row_tile; }
+// than unpacking them once: always with tiles of 12 rows.
+int max_direct_rows(const KernelTable& kernels) {
+  return kernels.row_tile >= 12 ? kMaxBlockRows : kernels.row_tile;
+}
 
 void packed_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                     const PanelParts& parts, const PanelScratch& scratch) {
   const Element type = parts.parts->matrix.type;
   const int64_t k_bytes = kPanelColumns * size_of(type);
   const bool direct = is_exact(type, rows.type) && rows.count <= max_direct_rows(kernels);
-  ChunkRows chunk(kernels, rows, scratch);
+  ChunkRows chunk(kernels, rows, k, scratch);
   for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
     const int count = static_cast<int>(std::min<int64_t>(kChunk, k - k0));
     const char* packed = static_cast<const char*>(parts.packed) + k0 * k_bytes;
@@ -72,15 +47,15 @@ void packed_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
     }
     chunk.load(k0, count);
     if (direct) {
-      kernels.multiply_packed_chunk({chunk.rows(), chunk.offset(), rows.count, count, packed, type,
-                                     scratch.acc, k0 == 0, next - packed});
+      kernels.multiply_packed_chunk(
+          {chunk.first(), rows.count, count, packed, type, scratch.acc, k0 == 0, next - packed});
       continue;
     }
     Lines lines;
     lines.add_run(next, kChunk * k_bytes);
     kernels.unpack({packed, type, rows.type, count, scratch.panel});
-    kernels.multiply({chunk.rows(), chunk.offset(), rows.count, count, scratch.panel, scratch.acc,
-                      k0 == 0, lines.at, lines.count});
+    kernels.multiply({chunk.pointers(), chunk.offset(), rows.count, count, scratch.panel,
+                      scratch.acc, k0 == 0, lines.at, lines.count});
   }
 }
 
@@ -112,12 +87,16 @@ class HalfProduct {
  public:
   HalfProduct(const KernelTable& kernels, const RowSet& rows, int64_t k,
               const PanelScratch& scratch)
-      : kernels_(kernels), rows_(rows), k_(k), scratch_(scratch), chunk_(kernels, rows, scratch) {}
+      : kernels_(kernels),
+        rows_(rows),
+        k_(k),
+        scratch_(scratch),
+        chunk_(kernels, rows, k, scratch) {}
 
   /// `next`: what is read afterwards; null = unknown.
   void run(const HalfPanel& half, const HalfPanel* next) {
-    const bool stored =
-        rows_.count <= kStoredRows && half.columns % 16 == 0 && is_exact(half.type, rows_.type);
+    const bool stored = rows_.count <= kernels_.row_tile && half.columns % 16 == 0 &&
+                        is_exact(half.type, rows_.type);
     for (int64_t k0 = 0; k0 < k_; k0 += kChunk) {
       const int count = static_cast<int>(std::min<int64_t>(kChunk, k_ - k0));
       chunk_.load(k0, count);
@@ -155,8 +134,8 @@ class HalfProduct {
   void multiply_stored(const HalfPanel& half, const HalfPanel* next, int64_t k0, int k) {
     const HalfPanel fetch = ahead(half, next, k0);
     kernels_.multiply_stored_chunk(
-        {chunk_.rows(), chunk_.offset(), rows_.count, k, at(half, k0), half.row_stride, half.type,
-         half.columns, fetch.columns >= half.columns ? fetch.weights : nullptr,
+        {chunk_.first(), rows_.count, k, at(half, k0), half.row_stride, half.type, half.columns,
+         fetch.columns >= half.columns ? fetch.weights : nullptr,
          fetch.row_stride * size_of(fetch.type), scratch_.acc + half.at, k0 == 0});
   }
 
@@ -178,7 +157,7 @@ class HalfProduct {
     pack.k = k;
     pack.panel = scratch_.panel;
     kernels_.pack(pack);
-    kernels_.multiply({chunk_.rows(), chunk_.offset(), rows_.count, k, scratch_.panel,
+    kernels_.multiply({chunk_.pointers(), chunk_.offset(), rows_.count, k, scratch_.panel,
                        scratch_.acc + half.at, k0 == 0, lines.at, lines.count, kHalf});
   }
 
@@ -190,6 +169,43 @@ class HalfProduct {
 };
 
 }  // namespace
+
+ChunkRows::ChunkRows(const KernelTable& kernels, const RowSet& rows, int64_t k,
+                     const PanelScratch& scratch)
+    : kernels_(kernels),
+      rows_(rows),
+      scratch_(scratch),
+      k_(k),
+      copies_(rows.type != kernels.row_type || kernels.multiply_packed_chunk != nullptr),
+      keeps_(copies_ && rows.identity != nullptr &&
+             (k + kChunk - 1) / kChunk * kChunk * rows.count <= kKeptRowFloats),
+      has_(keeps_ && *scratch.kept == rows.identity) {}
+
+void ChunkRows::load(int64_t k0, int k) {
+  if (!copies_) {
+    offset_ = k0;
+    return;
+  }
+  float* to = scratch_.wide_rows;
+  if (keeps_) to = scratch_.kept_rows + k0 * rows_.count;
+  first_ = to;
+  if (has_) return;
+  copy(k0, k, to);
+  if (!keeps_) return;
+  has_ = k0 + k == k_;
+  *scratch_.kept = has_ ? rows_.identity : nullptr;
+}
+
+void ChunkRows::copy(int64_t k0, int k, void* to) const {
+  if (kernels_.row_type == Element::kF32) {
+    return kernels_.widen({rows_.rows, k0, rows_.count, k, rows_.type, static_cast<float*>(to)});
+  }
+  const int64_t size = size_of(rows_.type);
+  for (int r = 0; r < rows_.count; ++r) {
+    const char* from = static_cast<const char*>(rows_.rows[r]) + k0 * size;
+    std::memcpy(static_cast<char*>(to) + r * kChunk * size, from, static_cast<size_t>(k * size));
+  }
+}
 
 bool multiplies_directly(const KernelTable& kernels, const RowSet& rows, const PanelParts& parts) {
   if (kernels.multiply_packed_chunk == nullptr || rows.arranged != nullptr) return false;

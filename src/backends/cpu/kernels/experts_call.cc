@@ -191,6 +191,7 @@ RowBlockList ExpertsCall::blocks_of(int64_t active_index) const {
 RowBlockList ExpertsCall::blocks_of_all() const { return {blocks_, num_blocks_}; }
 
 RowBlockList ExpertsCall::single_rows() {
+  scratch_.forget_rows();
   for (int64_t i = 0; i < plan_.num_active; ++i) {
     for (int64_t row = plan_.offsets[i]; row < plan_.offsets[i + 1]; ++row) {
       blocks_[row] = {plan_.active[i], row, row + 1, row};
@@ -314,7 +315,8 @@ void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
   for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
   const void* arranged = nullptr;
   if (arrange_) arranged = count == 1 ? rows[0] : inputs_ + block.arranged * input_stride_;
-  panel_product(kernels_, {rows, count, compute_, arranged}, config_.hidden_size, parts, scratch);
+  panel_product(kernels_, {rows, count, compute_, arranged, &block}, config_.hidden_size, parts,
+                scratch);
   apply_gate(block, parts.parts->begin, parts.parts->count, scratch.acc);
 }
 
@@ -373,7 +375,7 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const Pan
     scales[r] = read_float(static_cast<const char*>(weights.data()) + at * bytes_of(weight_type),
                            weight_type);
   }
-  panel_product(kernels_, {rows, count, compute_, arrange_ ? h_of(block) : nullptr},
+  panel_product(kernels_, {rows, count, compute_, arrange_ ? h_of(block) : nullptr, &block.end},
                 config_.intermediate_size, parts, scratch);
   float bias[kPanelColumns] = {};
   read_bias(weights_, weights_.down_bias, block.expert, first, columns, bias);

@@ -32,40 +32,40 @@ struct PairRows {
   }
 
   template <Element, bool kLast, int kRows, int kVectors>
-  static inline void packed_pair(const uint16_t* const* x, int k, const unsigned char* w,
+  static inline void packed_pair(const uint16_t* x, const unsigned char* w,
                                  Floats (&sums)[kRows][kVectors]) {
     Words weights[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) weights[v] = load<Words>(w + v * kLanes * 4);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Words xs = pair<kLast>(x[r] + k);
+      const Words xs = pair<kLast>(x + r * kChunk);
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[r][v] = dot(sums[r][v], xs, weights[v]);
     }
   }
 
   template <Element, bool kLast, int kRows>
-  static inline void word(const uint16_t* const* x, int k, Words word, Floats (&sums)[kRows][1]) {
+  static inline void word(const uint16_t* x, Words word, Floats (&sums)[kRows][1]) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) sums[r][0] = dot(sums[r][0], pair<kLast>(x[r] + k), word);
+    for (int r = 0; r < kRows; ++r) sums[r][0] = dot(sums[r][0], pair<kLast>(x + r * kChunk), word);
   }
 };
 
 template <int kRows, int kColumns>
 void multiply_pairs_tile(const MultiplyArgs& args, int first_row, Prefetches& prefetches) {
   constexpr int kVectors = kColumns / kLanes;
-  const uint16_t* x[kRows];
-  row_pointers<PairRows, kRows>(args.rows + first_row, args.row_offset, x);
+  const uint16_t* x =
+      static_cast<const uint16_t*>(args.rows[0]) + args.row_offset + int64_t{first_row} * kChunk;
   const auto* w = static_cast<const unsigned char*>(args.panel);
   Floats sums[kRows][kVectors] = {};
   int k = 0;
   prefetches.begin_tile();
-  for (; k + 2 <= args.k; k += 2, w += kPanelColumns * 4) {
+  for (; k + 2 <= args.k; k += 2, x += 2, w += kPanelColumns * 4) {
     prefetches.step();
-    PairRows::packed_pair<Element::kBF16, false>(x, k, w, sums);
+    PairRows::packed_pair<Element::kBF16, false>(x, w, sums);
   }
-  if (k < args.k) PairRows::packed_pair<Element::kBF16, true>(x, k, w, sums);
+  if (k < args.k) PairRows::packed_pair<Element::kBF16, true>(x, w, sums);
   const bool first = args.first;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {

@@ -205,9 +205,6 @@ struct PackedChunkArgs {
   int64_t fetch_ahead;  // what lies so many bytes behind the weights is fetched meanwhile
 };
 
-/// Rows that products straight from weight rows take.
-inline constexpr int kStoredRows = 6;
-
 /// multiply for few rows, straight from a chunk of weight rows with consecutive k.
 struct StoredChunkArgs {
   const void* rows;  // [num_rows, kChunk] of the table's row type

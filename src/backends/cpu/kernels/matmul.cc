@@ -92,7 +92,9 @@ class Product {
       out[r] = static_cast<char*>(args_.out.mutable_data()) +
                ((first_row + r) * args_.out.stride(0) + first_column) * bytes_of(out_type_);
     }
-    panel_product(kernels_, {x, rows, x_type_, pairs_of(block)}, args_.x.dim(1), panel, scratch);
+    panel_product(kernels_,
+                  {x, rows, x_type_, pairs_of(block), args_.x.stride(0) != 0 ? x[0] : nullptr},
+                  args_.x.dim(1), panel, scratch);
     float bias[kPanelColumns] = {};
     if (args_.bias) {
       read_floats(args_.bias.data(), args_.bias.stride(0), element_of(args_.bias.dtype()),

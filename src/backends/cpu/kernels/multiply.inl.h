@@ -33,32 +33,28 @@ template <int kRows, int kSubPanel>
 void multiply_tile(const MultiplyArgs& args, int first_row, int first_column,
                    Prefetches& prefetches) {
   constexpr int kVectors = kSubPanel / kLanes;
-  const float* x[kRows];
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    x[r] = static_cast<const float*>(args.rows[first_row + r]) + args.row_offset;
-  }
+  const float* x =
+      static_cast<const float*>(args.rows[0]) + args.row_offset + int64_t{first_row} * kChunk;
   const float* w = static_cast<const float*>(args.panel) + int64_t{first_column} * kChunk;
   Floats sums[kRows][kVectors] = {};
   prefetches.begin_tile();
-  for (int k = 0; k < args.k; ++k, w += kSubPanel) {
+  for (int k = 0; k < args.k; ++k, ++x, w += kSubPanel) {
     prefetches.step();
     Floats weights[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) weights[v] = load<Floats>(w + v * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      float value;
-      __builtin_memcpy(&value, x[r] + k, 4);
-      const Floats xs = broadcast(value);
+      const Floats xs = broadcast(x[r * kChunk]);
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(xs, weights[v], sums[r][v]);
     }
   }
   const bool first = args.first;
+  float* to = args.acc + int64_t{first_row} * kPanelColumns + first_column;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    float* acc = args.acc + (first_row + r) * kPanelColumns + first_column;
+    float* acc = to + r * kPanelColumns;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v, acc += kLanes) {
       store(acc, first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);

@@ -49,11 +49,19 @@ struct PanelParts {
   const void* next_packed = nullptr;
 };
 
+/// Converted rows up to this size outlast a product: the rows of a thread's panels are mostly the
+/// same, and this much stays in its L2 cache.
+inline constexpr int64_t kKeptRowFloats = int64_t{384} << 10;
+
 /// One thread's scratch memory: never shared, reused from task to task.
 struct PanelScratch {
   void* panel = nullptr;       // kPanelBytes
   float* acc = nullptr;        // [kMaxBlockRows, kPanelColumns]
   float* wide_rows = nullptr;  // [kMaxBlockRows, kChunk], when rows must be converted; or sums
+
+  // Rows that were converted for one product, kept for the next ones with the same rows.
+  float* kept_rows = nullptr;   // kKeptRowFloats
+  const void** kept = nullptr;  // which rows (RowSet::identity); null = none
 
   static size_t bytes();
   static PanelScratch take(Workspace& workspace);
@@ -65,8 +73,11 @@ class PerThreadScratch {
   PerThreadScratch(Workspace& workspace, int num_threads);
   static size_t bytes(int num_threads);
   const PanelScratch& operator[](int thread) const { return all_[thread]; }
+  /// To be called when a RowSet::identity gets another meaning.
+  void forget_rows();
 
  private:
+  int num_threads_;
   PanelScratch* all_;
 };
 
@@ -76,6 +87,9 @@ struct RowSet {
   Element type = Element::kF32;
   const void* arranged =
       nullptr;  // the same, as the product that reads weights directly wants them
+  // Equal for two products of the same scratch only when all of the above and k are; null =
+  // unknown.
+  const void* identity = nullptr;
 };
 
 /// Whether products with a matrix of `columns` columns can read it where it lies.

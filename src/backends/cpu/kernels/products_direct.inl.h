@@ -34,13 +34,10 @@ struct FloatRows {
   static constexpr bool kOnlyBF16 = false;
 
   template <int kRows, int kVectors>
-  static inline void add(const float* const* x, int k, const Floats* weights,
-                         Floats (&sums)[kRows][kVectors]) {
+  static inline void add(const float* x, const Floats* weights, Floats (&sums)[kRows][kVectors]) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      float value;
-      __builtin_memcpy(&value, x[r] + k, 4);
-      const Floats xs = broadcast(value);
+      const Floats xs = broadcast(x[r * kChunk]);
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(xs, weights[v], sums[r][v]);
     }
@@ -48,33 +45,33 @@ struct FloatRows {
 
   // Weights of k (and k + 1 unless kLast) as a packed panel has them.
   template <Element kType, bool kLast, int kRows, int kVectors>
-  static inline void packed_pair(const float* const* x, int k, const unsigned char* w,
+  static inline void packed_pair(const float* x, const unsigned char* w,
                                  Floats (&sums)[kRows][kVectors]) {
     constexpr int kBytes = kLanes * 2 * size_of(kType);
     Floats weights[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) weights[v] = half<kType, 0>(w + v * kBytes);
-    add(x, k, weights, sums);
+    add(x, weights, sums);
     if constexpr (kLast) return;
     // Read once more: registers for the words are what larger tiles lack.
     asm("" : "+r"(w));
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) weights[v] = half<kType, 1>(w + v * kBytes);
-    add(x, k + 1, weights, sums);
+    add(x + 1, weights, sums);
   }
 
   // Word i of a cache line of kLanes weight rows.
   template <Element kType, bool kLast, int kRows>
-  static inline void word(const float* const* x, int k, Words word, Floats (&sums)[kRows][1]) {
+  static inline void word(const float* x, Words word, Floats (&sums)[kRows][1]) {
     if constexpr (kType == Element::kF32) {
       const Floats weights = (Floats)word;
-      add(x, k, &weights, sums);
+      add(x, &weights, sums);
     } else {
       const Floats even = even_of<kType>(word);
-      add(x, k, &even, sums);
+      add(x, &even, sums);
       if constexpr (kLast) return;
       const Floats odd = odd_of<kType>(word);
-      add(x, k + 1, &odd, sums);
+      add(x + 1, &odd, sums);
     }
   }
 
@@ -92,42 +89,36 @@ struct FloatRows {
   }
 };
 
-template <typename Rows, int kRows>
-inline void row_pointers(const void* const* rows, int64_t offset, const typename Rows::Value** x) {
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) x[r] = static_cast<const typename Rows::Value*>(rows[r]) + offset;
-}
-
 // The tile takes each fetch_every-th step's share of the lines to fetch, from fetch_from on.
 template <typename Rows, Element kType, int kRows>
 void packed_tile(const PackedChunkArgs& args, int first_row, int fetch_from, int fetch_every) {
   constexpr int kColumns = direct_columns(kRows);
   constexpr int kVectors = kColumns / kLanes;
   constexpr int kColumnBytes = 2 * size_of(kType);
-  const typename Rows::Value* x[kRows];
-  row_pointers<Rows, kRows>(args.rows + first_row, args.row_offset, x);
   const int64_t ahead = args.fetch_ahead;
   for (int column = 0; column < kPanelColumns; column += kColumns) {
     const auto* w = static_cast<const unsigned char*>(args.packed) + column * kColumnBytes;
+    const auto* x = static_cast<const typename Rows::Value*>(args.rows) + first_row * kChunk;
     Floats sums[kRows][kVectors] = {};
     int until_fetch = fetch_from;
     int k = 0;
-    for (; k + 2 <= args.k; k += 2, w += kPanelColumns * kColumnBytes) {
+    for (; k + 2 <= args.k; k += 2, x += 2, w += kPanelColumns * kColumnBytes) {
       if (until_fetch-- == 0) {
         until_fetch = fetch_every - 1;
 #pragma GCC unroll 16
         for (int b = 0; b < kColumns * kColumnBytes; b += 64) prefetch(w + ahead + b);
       }
-      Rows::template packed_pair<kType, false>(x, k, w, sums);
+      Rows::template packed_pair<kType, false>(x, w, sums);
     }
-    if (k < args.k) Rows::template packed_pair<kType, true>(x, k, w, sums);
-    float* to = args.acc + first_row * kPanelColumns + column;
+    if (k < args.k) Rows::template packed_pair<kType, true>(x, w, sums);
+    const bool overwrite = args.first;
+    float* to = args.acc + int64_t{first_row} * kPanelColumns + column;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r, to += kPanelColumns) {
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
         float* at = to + v * kLanes;
-        store(at, args.first ? sums[r][v] : load<Floats>(at) + sums[r][v]);
+        store(at, overwrite ? sums[r][v] : load<Floats>(at) + sums[r][v]);
       }
     }
   }
@@ -170,10 +161,11 @@ struct StoredLane {
 
 // `count` k of a line, as many as it has unless kPartial.
 template <typename Rows, Element kType, bool kPartial, int kRows>
-inline void multiply_line(const typename Rows::Value* const* x, int k, int count,
+inline void multiply_line(const typename Rows::Value* x, int count,
                           const unsigned char* const* rows, int64_t offset,
                           StoredLane<kRows>& lane) {
   constexpr int kPerWord = 4 / size_of(kType);
+  asm("" : "+r"(x));  // values stay operands in memory instead of registers from line to line
   Floats sums[kRows][1];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) sums[r][0] = lane.sums[r][0];
@@ -190,15 +182,15 @@ inline void multiply_line(const typename Rows::Value* const* x, int k, int count
       for (int i = 0; i < kWords; ++i) {
         const int at = (first + i) * kPerWord;
         if (at + kPerWord <= count) {
-          Rows::template word<kType, false>(x, k + at, words[i], sums);
+          Rows::template word<kType, false>(x + at, words[i], sums);
         } else if (at < count) {
-          Rows::template word<kType, true>(x, k + at, words[i], sums);
+          Rows::template word<kType, true>(x + at, words[i], sums);
         }
       }
     } else {
 #pragma GCC unroll 16
       for (int i = 0; i < kWords; ++i) {
-        Rows::template word<kType, false>(x, k + (first + i) * kPerWord, words[i], sums);
+        Rows::template word<kType, false>(x + (first + i) * kPerWord, words[i], sums);
       }
     }
   }
@@ -207,7 +199,7 @@ inline void multiply_line(const typename Rows::Value* const* x, int k, int count
 }
 
 template <typename Rows, Element kType, int kRows>
-void multiply_last_line(const typename Rows::Value* const* x, int k, int count, int64_t offset,
+void multiply_last_line(const typename Rows::Value* x, int count, int64_t offset,
                         StoredLane<kRows>& lane) {
   unsigned char copies[kLanes][kLineBytes] = {};
   const unsigned char* rows[kLanes];
@@ -216,15 +208,14 @@ void multiply_last_line(const typename Rows::Value* const* x, int k, int count, 
                      static_cast<unsigned>(count * size_of(kType)));
     rows[n] = copies[n];
   }
-  multiply_line<Rows, kType, true>(x, k, count, rows, 0, lane);
+  multiply_line<Rows, kType, true>(x, count, rows, 0, lane);
 }
 
 template <typename Rows, Element kType, int kRows>
 void stored_tile(const StoredChunkArgs& args) {
   constexpr int kStep = kLineBytes / size_of(kType);
   constexpr int kMaxLanes = 2 * 16 / kLanes;
-  const typename Rows::Value* x[kRows];
-  row_pointers<Rows, kRows>(args.rows, args.row_offset, x);
+  const auto* x = static_cast<const typename Rows::Value*>(args.rows);
   StoredLane<kRows> lanes[kMaxLanes];
   const int num_lanes = args.columns / kLanes;
   const int64_t stride = args.row_stride * size_of(kType);
@@ -238,17 +229,16 @@ void stored_tile(const StoredChunkArgs& args) {
     const int64_t offset = int64_t{k} * size_of(kType);
     for (int i = 0; i < num_lanes; ++i) {
       if (fetch != nullptr) {
+        const char* line = fetch + i * kLanes * args.fetch_stride + offset;
 #pragma GCC unroll 16
-        for (int n = 0; n < kLanes; ++n) {
-          prefetch(fetch + (i * kLanes + n) * args.fetch_stride + offset);
-        }
+        for (int n = 0; n < kLanes; ++n, line += args.fetch_stride) prefetch(line);
       }
-      multiply_line<Rows, kType, false>(x, k, kStep, lanes[i].rows, offset, lanes[i]);
+      multiply_line<Rows, kType, false>(x + k, kStep, lanes[i].rows, offset, lanes[i]);
     }
   }
   for (int i = 0; i < num_lanes; ++i) {
     if (k < args.k) {
-      multiply_last_line<Rows, kType>(x, k, args.k - k, int64_t{k} * size_of(kType), lanes[i]);
+      multiply_last_line<Rows, kType>(x + k, args.k - k, int64_t{k} * size_of(kType), lanes[i]);
     }
     for (int r = 0; r < kRows; ++r) {
       float* to = args.acc + r * kPanelColumns + i * kLanes;
@@ -269,9 +259,10 @@ void stored_tile_of(const StoredChunkArgs& args) {
 template <typename Rows>
 void multiply_stored_chunk(const StoredChunkArgs& args) {
   if constexpr (Rows::kOnlyBF16) {
-    stored_tile_of<Rows, Element::kBF16, kStoredRows>(args);
+    stored_tile_of<Rows, Element::kBF16, kDirectTileRows>(args);
   } else {
-    with_type(args.type, [&]<Element kType>() { stored_tile_of<Rows, kType, kStoredRows>(args); });
+    with_type(args.type,
+              [&]<Element kType>() { stored_tile_of<Rows, kType, kDirectTileRows>(args); });
   }
 }
 
