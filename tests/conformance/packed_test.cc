@@ -30,6 +30,9 @@ class Packed : public testing::Test {
     for (const BackendEntry& entry : runnable_backends()) {
       c.poison_output();
       const auto in_place = run_backend(*entry.backend, c.query(), c.weights(), c.tokens(), pool_);
+      EXPECT_LE(relative_error(c.tokens().output, reference),
+                stated_bound(params.compute_dtype, c.query().format))
+          << entry.name << " in place " << describe(params);
       c.poison_output();
       const auto out = run_backend(*entry.backend, c.query(), packed, c.tokens(), pool_);
       EXPECT_LE(relative_error(c.tokens().output, reference),
@@ -90,6 +93,19 @@ TEST_F(Packed, NumbersOfTokensAndRoutings) {
       p.output_f32 = true;
       check(p);
     }
+  }
+}
+
+// Kernels cut an expert's rows into tiles and blocks: each number of them, and the edges.
+TEST_F(Packed, NumbersOfRowsOfOneExpert) {
+  for (const int64_t rows : {1,   2,   3,   4,   5,   8,   9,   12,  13,  15,  16,  17,  18,  31,
+                             32,  33,  34,  47,  48,  49,  64,  65,  80,  81,  96,  97,  112, 113,
+                             120, 128, 129, 144, 145, 160, 161, 176, 177, 191, 192, 193, 385}) {
+    CaseParams p;
+    p.config = {.num_experts = 1, .hidden_size = 416, .intermediate_size = 288, .top_k = 1};
+    p.num_tokens = rows;
+    p.output_f32 = true;
+    check(p);
   }
 }
 

@@ -205,7 +205,7 @@ class PackedProduct {
         static_cast<const uint16_t*>(args_.rows) + k / kTileK * row_step_ +
             block / 2 * (2 * kTileRows * kTileK),
         row_step_, static_cast<const char*>(args_.panel) + k * (kPanelRowBytes / 2) + column,
-        line_to_fetch(k, block), fetch_lines_};
+        line_to_fetch(k, block), (height_ + 3) / 4};
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
