@@ -1,5 +1,5 @@
-// The inner steps of attention, compiled for several instruction sets: one query row against one
-// block of keys with a running softmax, and the widening of cache rows.
+// The inner steps of attention, compiled for several instruction sets: query rows against one block
+// of keys with a running softmax, and the widening of cache rows.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,14 @@ struct SoftmaxState {
 };
 
 struct AttendArgs {
-  const float* query;   // [head_dim], scaled
-  const float* keys;    // [count, head_dim]
-  const float* values;  // [count, head_dim]
-  int64_t count;        // 1 to kKeyBlock
+  const float* queries;  // [num_queries, head_dim], scaled
+  const float* keys;     // [count, head_dim]
+  const float* values;   // [count, head_dim]
+  int64_t count;         // 1 to kKeyBlock
   int64_t head_dim;
-  float* accumulator;  // [head_dim]
-  SoftmaxState* state;
+  float* accumulators;   // [num_queries, head_dim]
+  SoftmaxState* states;  // [num_queries]
+  int64_t num_queries;
 };
 
 struct AttendKernels {

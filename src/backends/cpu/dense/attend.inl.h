@@ -62,36 +62,69 @@ CADRE_INLINE void sum_each(Lanes<16> (&v)[16]) {
              (1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
 }
 
-// Scores of W keys; keys beyond `count` repeat the last one, the caller overwrites them.
+// Queries that share what is loaded of keys and values: as many as the registers hold.
+inline constexpr int kQueryTile = 4;
+
 template <int W>
-CADRE_INLINE void score_group(const AttendArgs& args, int64_t first, float* scores) {
-  const int64_t dim = args.head_dim;
-  const float* rows[W];
-  for (int i = 0; i < W; ++i) rows[i] = args.keys + std::min(first + i, args.count - 1) * dim;
-  Lanes<W> sums[W] = {};
+CADRE_INLINE void load_lanes(const float* from, Lanes<W>& lanes) {
+  std::memcpy(&lanes, from, sizeof(lanes));
+}
+
+// sums[q][i] = products of query q and key i, lane by lane.
+template <int W, int kQueries, int kKeys>
+CADRE_INLINE void multiply_keys(const float* queries, const float* const* keys, int64_t dim,
+                                Lanes<W> (&sums)[kQueries][kKeys]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kKeys; ++i) {
+#pragma GCC unroll 4
+    for (int q = 0; q < kQueries; ++q) sums[q][i] = Lanes<W>{};
+  }
   int64_t d = 0;
   for (; d + W <= dim; d += W) {
-    Lanes<W> query;
-    std::memcpy(&query, args.query + d, sizeof(query));
+    Lanes<W> query[kQueries];
+#pragma GCC unroll 4
+    for (int q = 0; q < kQueries; ++q) load_lanes<W>(queries + q * dim + d, query[q]);
 #pragma GCC unroll 16
-    for (int i = 0; i < W; ++i) {
+    for (int i = 0; i < kKeys; ++i) {
       Lanes<W> key;
-      std::memcpy(&key, rows[i] + d, sizeof(key));
-      sums[i] += query * key;
+      load_lanes<W>(keys[i] + d, key);
+#pragma GCC unroll 4
+      for (int q = 0; q < kQueries; ++q) sums[q][i] += query[q] * key;
     }
   }
-  if (d < dim) {
-    const size_t bytes = static_cast<size_t>(dim - d) * sizeof(float);
+  if (d == dim) return;
+  const size_t bytes = static_cast<size_t>(dim - d) * sizeof(float);
+  for (int q = 0; q < kQueries; ++q) {
     Lanes<W> query = {};
-    std::memcpy(&query, args.query + d, bytes);
-    for (int i = 0; i < W; ++i) {
+    std::memcpy(&query, queries + q * dim + d, bytes);
+    for (int i = 0; i < kKeys; ++i) {
       Lanes<W> key = {};
-      std::memcpy(&key, rows[i] + d, bytes);
-      sums[i] += query * key;
+      std::memcpy(&key, keys[i] + d, bytes);
+      sums[q][i] += query * key;
     }
   }
-  sum_each(sums);
-  std::memcpy(scores, &sums[0], sizeof(sums[0]));
+}
+
+// Scores of W keys for each query, [kQueries][kKeyBlock]; keys beyond `count` repeat the last one,
+// the caller overwrites them.
+template <int W, int kQueries>
+CADRE_INLINE void score_group(const AttendArgs& args, const float* queries, int64_t first,
+                              float* scores) {
+  constexpr int kKeys = W / kQueries;  // at a time
+  const float* keys[W];
+  for (int i = 0; i < W; ++i) {
+    keys[i] = args.keys + std::min(first + i, args.count - 1) * args.head_dim;
+  }
+  Lanes<W> sums[kQueries][W];
+  for (int i = 0; i < W; i += kKeys) {
+    Lanes<W> some[kQueries][kKeys];
+    multiply_keys<W, kQueries, kKeys>(queries, keys + i, args.head_dim, some);
+    for (int q = 0; q < kQueries; ++q) std::memcpy(&sums[q][i], some[q], sizeof(some[q]));
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    sum_each(sums[q]);
+    std::memcpy(scores + q * kKeyBlock, &sums[q][0], sizeof(sums[q][0]));
+  }
 }
 
 // exp(x) for x <= 0 within 2 ulp, 0 below -87, NaN for NaN: 2^n * p(r) with the polynomial of
@@ -113,51 +146,72 @@ CADRE_INLINE float exp_of_nonpositive(float x) {
   return x < -87.0f ? 0.0f : p * std::bit_cast<float>(power);
 }
 
-// accumulator = accumulator * factor + sum_j weights[j] * values[j], j ascending.
-template <int W>
-CADRE_INLINE void accumulate(const AttendArgs& args, const float* weights, float factor) {
+// kCount vectors from d on of each query's accumulator, see accumulate().
+template <int W, int kQueries, int kCount>
+CADRE_INLINE void accumulate_part(const AttendArgs& args, float* accumulators, const float* weights,
+                                  const float* factors, int64_t d) {
   const int64_t dim = args.head_dim;
-  constexpr int kWide = 4;  // independent sums, to hide the latency of an addition
-  int64_t d = 0;
-  for (; d + kWide * W <= dim; d += kWide * W) {
-    Lanes<W> sums[kWide];
+  Lanes<W> sums[kQueries][kCount];
 #pragma GCC unroll 4
-    for (int i = 0; i < kWide; ++i) {
-      std::memcpy(&sums[i], args.accumulator + d + i * W, sizeof(sums[i]));
-      sums[i] *= factor;
-    }
-    for (int64_t j = 0; j < args.count; ++j) {
-      const float* row = args.values + j * dim + d;
+  for (int q = 0; q < kQueries; ++q) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kWide; ++i) {
-        Lanes<W> value;
-        std::memcpy(&value, row + i * W, sizeof(value));
-        sums[i] += value * weights[j];
-      }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < kWide; ++i) {
-      std::memcpy(args.accumulator + d + i * W, &sums[i], sizeof(sums[i]));
+    for (int i = 0; i < kCount; ++i) {
+      load_lanes<W>(accumulators + q * dim + d + i * W, sums[q][i]);
+      sums[q][i] *= factors[q];
     }
   }
-  for (; d < dim; ++d) {
-    float sum = args.accumulator[d] * factor;
-    for (int64_t j = 0; j < args.count; ++j) sum += args.values[j * dim + d] * weights[j];
-    args.accumulator[d] = sum;
+  for (int64_t j = 0; j < args.count; ++j) {
+    Lanes<W> values[kCount];
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) load_lanes<W>(args.values + j * dim + d + i * W, values[i]);
+#pragma GCC unroll 4
+    for (int q = 0; q < kQueries; ++q) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kCount; ++i) sums[q][i] += values[i] * weights[q * kKeyBlock + j];
+    }
+  }
+#pragma GCC unroll 4
+  for (int q = 0; q < kQueries; ++q) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      std::memcpy(accumulators + q * dim + d + i * W, &sums[q][i], sizeof(sums[q][i]));
+    }
   }
 }
 
-template <int W>
-CADRE_INLINE void attend_body(const AttendArgs& args) {
-  constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
-  alignas(64) float weights[kKeyBlock];
-  for (int64_t first = 0; first < args.count; first += W) {
-    score_group<W>(args, first, weights + first);
+// accumulator = accumulator * factor + sum_j weights[j] * values[j], j ascending, of each query.
+template <int W, int kQueries>
+CADRE_INLINE void accumulate(const AttendArgs& args, float* accumulators, const float* weights,
+                             const float* factors) {
+  const int64_t dim = args.head_dim;
+  constexpr int kWide = 4;  // independent sums, to hide the latency of an addition
+  constexpr int kAtOnce = W < 16 && kQueries > 1 ? 2 : kWide;  // what 16 registers hold
+  int64_t d = 0;
+  for (; d + kWide * W <= dim; d += kWide * W) {
+    for (int i = 0; i < kWide; i += kAtOnce) {
+      accumulate_part<W, kQueries, kAtOnce>(args, accumulators, weights, factors, d + i * W);
+    }
   }
-  std::fill(weights + args.count, weights + kKeyBlock, kNegativeInfinity);
+  for (; d < dim; ++d) {
+    for (int q = 0; q < kQueries; ++q) {
+      float& accumulator = accumulators[q * dim + d];
+      float sum = accumulator * factors[q];
+      for (int64_t j = 0; j < args.count; ++j) {
+        sum += args.values[j * dim + d] * weights[q * kKeyBlock + j];
+      }
+      accumulator = sum;
+    }
+  }
+}
 
+// Turns the scores of a query into weights and brings its state up to date; returns the factor for
+// what was accumulated before.
+template <int W>
+CADRE_INLINE float soften(SoftmaxState& state, int64_t count, float* weights) {
+  constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+  std::fill(weights + count, weights + kKeyBlock, kNegativeInfinity);
   float maxima[W];
-  std::fill_n(maxima, W, args.state->max);
+  std::fill_n(maxima, W, state.max);
   for (int64_t j = 0; j < kKeyBlock; j += W) {
     for (int lane = 0; lane < W; ++lane) {
       maxima[lane] = weights[j + lane] > maxima[lane] ? weights[j + lane] : maxima[lane];
@@ -167,17 +221,40 @@ CADRE_INLINE void attend_body(const AttendArgs& args) {
   for (const float candidate : maxima) max = candidate > max ? candidate : max;
   // With nothing above minus infinity yet, 0 keeps exp(-inf - max) at 0; a NaN score stays NaN.
   const float reference = max == kNegativeInfinity ? 0.0f : max;
-  for (float& weight : weights) weight = exp_of_nonpositive(weight - reference);
+  for (int64_t j = 0; j < kKeyBlock; ++j) weights[j] = exp_of_nonpositive(weights[j] - reference);
   float sums[W] = {};
   for (int64_t j = 0; j < kKeyBlock; j += W) {
     for (int lane = 0; lane < W; ++lane) sums[lane] += weights[j + lane];
   }
   float sum = 0;
   for (const float lane : sums) sum += lane;
-  const float factor = exp_of_nonpositive(args.state->max - reference);
-  args.state->sum = args.state->sum * factor + sum;
-  args.state->max = max;
-  accumulate<W>(args, weights, factor);
+  const float factor = exp_of_nonpositive(state.max - reference);
+  state.sum = state.sum * factor + sum;
+  state.max = max;
+  return factor;
+}
+
+template <int W, int kQueries>
+CADRE_INLINE void attend_queries(const AttendArgs& args, int64_t query) {
+  const float* queries = args.queries + query * args.head_dim;
+  alignas(64) float weights[kQueries * kKeyBlock];
+  for (int64_t first = 0; first < args.count; first += W) {
+    score_group<W, kQueries>(args, queries, first, weights + first);
+  }
+  float factors[kQueries];
+  for (int q = 0; q < kQueries; ++q) {
+    factors[q] = soften<W>(args.states[query + q], args.count, weights + q * kKeyBlock);
+  }
+  accumulate<W, kQueries>(args, args.accumulators + query * args.head_dim, weights, factors);
+}
+
+template <int W>
+CADRE_INLINE void attend_body(const AttendArgs& args) {
+  int64_t query = 0;
+  for (; query + kQueryTile <= args.num_queries; query += kQueryTile) {
+    attend_queries<W, kQueryTile>(args, query);
+  }
+  for (; query < args.num_queries; ++query) attend_queries<W, 1>(args, query);
 }
 
 }  // namespace cadre::cpu

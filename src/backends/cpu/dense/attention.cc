@@ -145,15 +145,17 @@ class PieceRun {
     });
   }
 
+  // The heads of a row see the same keys and go together.
   void block(int64_t first, int64_t last, const float* keys, const float* values) {
-    each([&](int64_t row, int64_t, int64_t i) {
+    for (int64_t row = piece_.row_begin; row < piece_.row_end; ++row) {
       const int64_t begin = std::max(first, first_key(row));
       const int64_t end = std::min(last, position(row) + 1);
-      if (begin >= end) return;
+      if (begin >= end) continue;
+      const int64_t i = local(row, 0);
       kernels_.attend({scratch_.queries + i * dim_, keys + (begin - first) * dim_,
                        values + (begin - first) * dim_, end - begin, dim_,
-                       scratch_.accumulator + i * dim_, scratch_.states + i});
-    });
+                       scratch_.accumulator + i * dim_, scratch_.states + i, piece_.num_heads});
+    }
   }
 
   void finish() {

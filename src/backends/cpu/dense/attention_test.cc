@@ -82,6 +82,25 @@ class AttentionOp : public OpsTest {
   std::vector<double> wide_values_;
 };
 
+/// One query over kKeyBlock keys, in float64.
+std::vector<double> softmax_of(const float* query, const float* keys, const float* values,
+                               int64_t dim) {
+  std::vector<double> result(static_cast<size_t>(dim), 0);
+  double sum = 0;
+  for (int64_t j = 0; j < kKeyBlock; ++j) {
+    double score = 0;
+    for (int64_t d = 0; d < dim; ++d) {
+      score += static_cast<double>(query[d]) * static_cast<double>(keys[j * dim + d]);
+    }
+    sum += std::exp(score);
+    for (int64_t d = 0; d < dim; ++d) {
+      result[static_cast<size_t>(d)] += std::exp(score) * static_cast<double>(values[j * dim + d]);
+    }
+  }
+  for (double& value : result) value /= sum;
+  return result;
+}
+
 TEST_F(AttentionOp, EqualsTheReference) {
   const std::vector<SequenceSpan> sequences = {{2, 0, 1, 130}, {0, 1, 37, 0}, {1, 38, 70, 129}};
   for (const DType dtype : kComputeDtypes) {
@@ -104,14 +123,16 @@ TEST_F(AttentionOp, EqualsTheReference) {
 }
 
 TEST_F(AttentionOp, ARowHasTheSameBitsAloneInAPieceAndInABatch) {
-  fill(DType::kBF16, {8, 2, 48, 0}, 100);
-  const Tensor all = run({{0, 0, 60, 20}, {1, 60, 40, 150}});
-  const Tensor pieces = run({{0, 0, 7, 20}, {0, 7, 53, 27}, {1, 60, 39, 150}, {1, 99, 1, 189}});
-  EXPECT_EQ(std::memcmp(all->data(), pieces->data(), all->nbytes()), 0);
-  const Tensor alone = run({{1, 99, 1, 189}});  // so little work that each head is a piece
-  EXPECT_EQ(std::memcmp(all->slice(99, 100).data(), alone->slice(99, 100).data(),
-                        all->slice(99, 100).nbytes()),
-            0);
+  for (const int64_t dim : {48, 128}) {
+    fill(DType::kBF16, {8, 2, dim, 0}, 100);
+    const Tensor all = run({{0, 0, 60, 20}, {1, 60, 40, 150}});
+    const Tensor pieces = run({{0, 0, 7, 20}, {0, 7, 53, 27}, {1, 60, 39, 150}, {1, 99, 1, 189}});
+    EXPECT_EQ(std::memcmp(all->data(), pieces->data(), all->nbytes()), 0);
+    const Tensor alone = run({{1, 99, 1, 189}});  // so little work that each head is a piece
+    EXPECT_EQ(std::memcmp(all->slice(99, 100).data(), alone->slice(99, 100).data(),
+                          all->slice(99, 100).nbytes()),
+              0);
+  }
 }
 
 TEST_F(AttentionOp, NaNReachesOnlyRowsThatSeeIt) {
@@ -187,37 +208,40 @@ TEST_F(AttentionOp, EveryInstructionSetWidensExactly) {
   }
 }
 
+// Some queries that share what is loaded and some left over.
 TEST_F(AttentionOp, EveryInstructionSetGivesTheReference) {
-  constexpr int64_t kDim = 83;
-  for (const AttendKernels& kernels : attend_kernels()) {
-    const Tensor query = random(DType::kF32, {kDim}, 0.3f);
-    const Tensor keys = random(DType::kF32, {kKeyBlock, kDim});
-    const Tensor values = random(DType::kF32, {kKeyBlock, kDim});
-    std::vector<float> accumulator(kDim, 0.0f);
-    SoftmaxState state{-std::numeric_limits<float>::infinity(), 0.0f};
+  constexpr int64_t kQueries = 6;
+  for (const int64_t dim : {83, 128}) {
+    const Tensor queries = random(DType::kF32, {kQueries, dim}, 0.3f);
+    const Tensor keys = random(DType::kF32, {kKeyBlock, dim});
+    const Tensor values = random(DType::kF32, {kKeyBlock, dim});
     const float* k = keys->as<float>();
     const float* v = values->as<float>();
-    for (const auto& [first, count] : {std::pair{0, 50}, std::pair{50, 14}}) {
-      kernels.attend({query->as<float>(), k + first * kDim, v + first * kDim, count, kDim,
-                      accumulator.data(), &state});
-    }
-    std::vector<double> reference(kDim, 0);
-    double sum = 0;
-    for (int64_t j = 0; j < kKeyBlock; ++j) {
-      double score = 0;
-      for (int64_t d = 0; d < kDim; ++d) {
-        score += static_cast<double>(query->as<float>()[d]) * static_cast<double>(k[j * kDim + d]);
+    const auto attend = [&](const AttendKernels& kernels, int64_t query, int64_t count) {
+      std::vector<float> sums(static_cast<size_t>(count * dim), 0.0f);
+      std::vector<SoftmaxState> states(static_cast<size_t>(count),
+                                       {-std::numeric_limits<float>::infinity(), 0.0f});
+      for (const auto& [first, num_keys] : {std::pair{0, 50}, std::pair{50, 14}}) {
+        kernels.attend({queries->as<float>() + query * dim, k + first * dim, v + first * dim,
+                        num_keys, dim, sums.data(), states.data(), count});
       }
-      sum += std::exp(score);
-      for (int64_t d = 0; d < kDim; ++d) {
-        reference[static_cast<size_t>(d)] += std::exp(score) * static_cast<double>(v[j * kDim + d]);
+      for (size_t i = 0; i < sums.size(); ++i) sums[i] /= states[i / static_cast<size_t>(dim)].sum;
+      return sums;
+    };
+    std::vector<double> reference;
+    for (int64_t query = 0; query < kQueries; ++query) {
+      const auto result = softmax_of(queries->as<float>() + query * dim, k, v, dim);
+      reference.insert(reference.end(), result.begin(), result.end());
+    }
+    for (const AttendKernels& kernels : attend_kernels()) {
+      const std::vector<float> all = attend(kernels, 0, kQueries);
+      EXPECT_LE(test::relative_error(all, reference), 1e-6);
+      for (int64_t query = 0; query < kQueries; ++query) {
+        const std::vector<float> alone = attend(kernels, query, 1);
+        EXPECT_EQ(std::memcmp(alone.data(), all.data() + query * dim, alone.size() * sizeof(float)),
+                  0);
       }
     }
-    for (size_t d = 0; d < kDim; ++d) {
-      reference[d] /= sum;
-      accumulator[d] /= state.sum;
-    }
-    EXPECT_LE(test::relative_error(accumulator, reference), 1e-6);
   }
 }
 
