@@ -3,14 +3,14 @@
 // linkage.
 //
 // Two tiles of rows times two of columns share their loads; an odd tile meets all four columns'
-// tiles. The panel is one run of memory, fetched a fixed distance ahead.
+// tiles. The panel is one run of memory, fetched a chunk ahead.
 
 namespace cadre::cpu {
 namespace {
 
 constexpr int kStepBytes = kTileK / 2 * kPanelRowBytes;  // of a panel
 constexpr int kBlockFloats = 4 * kTileFloats;
-constexpr int kWaiting = kSumFloats / kBlockFloats - 1;  // chunks whose sums can wait
+constexpr int kChunkBytes = kChunk / 2 * kPanelRowBytes;
 
 // Tiles 0 to 3: sums; 4 and 5: rows; 6 and 7: columns.
 void configure_packed(int height) {
@@ -29,8 +29,9 @@ struct PackedBlock {
   const uint16_t* rows;  // the second row tile is a kilobyte on
   int64_t row_step;      // elements from one step of k to the next
   const char* panel;     // its first column
-  const char* fetch;     // lines to fetch meanwhile
-  int quarters;          // of the tiles' rows that are in use
+  const char* fetch;     // a chunk to fetch meanwhile, from this line on
+  int first_line;
+  int quarters;  // of the tiles' rows that are in use
 };
 
 // Four tiles of sums that still have to be added to the running ones.
@@ -46,14 +47,16 @@ struct PendingBlock {
   }
 };
 
-// What stands between two products. Loops would fill the processor's window with their counting.
+// What stands between two products. A loop's counting would fill the processor's window. Products
+// that leave memory idle now and then are better served from four pages in turn.
 template <int kLines, bool kAdd>
 inline void meanwhile(const PackedBlock block, int step, int tile, const PendingBlock pending) {
-  const char* at = block.fetch + 64 * kLines * (step * 4 + tile);
+  constexpr int kPages = kLines == kTileRows ? 1 : 4;
+  const int first = block.first_line + kLines * (step * 4 + tile);
 #pragma GCC unroll 16
   for (int i = 0; i < kLines; ++i) {
-    // A lone block reads on at once, to the L1 cache then.
-    __builtin_prefetch(at + i * 64, 0, kLines == kTileRows ? 3 : 2);
+    const int line = first + i;
+    prefetch(block.fetch + line % kPages * (kChunkBytes / kPages) + line / kPages * 64);
   }
   if constexpr (kAdd) {
     if (step < block.quarters) pending.add(tile, step);
@@ -104,7 +107,7 @@ void multiply_packed_rest(const PackedBlock block, int k, bool single_row) {
                      block.panel + steps * kStepBytes + pair * kPanelRowBytes,
                      static_cast<unsigned>(width));
   }
-  PackedBlock tail{block.rows + steps * block.row_step, 0, panel, nullptr, 0};
+  PackedBlock tail{block.rows + steps * block.row_step, 0, panel, nullptr, 0, 0};
   if (single_row) {
     __builtin_memcpy(row, tail.rows, static_cast<unsigned>(rest * 2));
     tail.rows = row;
@@ -127,60 +130,20 @@ class PackedProduct {
   int height() const { return height_; }
 
   void run() {
-    if (num_blocks_ == 1) {
-      run_halves();
-    } else {
-      for (int64_t k = 0; k < args_.k; k += kChunk) run_blocks(k);
+    for (int64_t k = 0; k < args_.k; k += kChunk) {
+      for (int block = 0; block < num_blocks_; ++block) {
+        if (block / 2 * 2 + 1 < tiles_) {
+          multiply<true>(k, block);
+        } else {
+          multiply<false>(k, block);
+        }
+      }
     }
     pending_.finish();
     for (int block = 0; block < num_blocks_; ++block) write(block);
   }
 
  private:
-  // A lone block reads on at once; with more, a chunk ahead, far enough for memory to answer while
-  // others are multiplied.
-  static constexpr int64_t kAheadOfLone = 2048;
-  static constexpr int64_t kAhead = int64_t{kChunk} / 2 * kPanelRowBytes;
-
-  void run_blocks(int64_t k) {
-    for (int block = 0; block < num_blocks_; ++block) {
-      if (block / 2 * 2 + 1 < tiles_) {
-        multiply<true>(k, block);
-      } else {
-        multiply<false>(k, block);
-      }
-      keep_sums(k, block);
-    }
-  }
-
-  // The panel's halves in turn: two streams of memory are read faster than one. The sums of the
-  // second half's chunks wait for those of the first.
-  void run_halves() {
-    const int64_t chunks = (args_.k + kChunk - 1) / kChunk;
-    const int64_t half = chunks / 2 < kWaiting ? (chunks + 1) / 2 : chunks - kWaiting;
-    float* waiting = args_.sums + kBlockFloats;
-    for (int64_t i = 0; i < half; ++i) {
-      multiply<false>(i * kChunk, 0);
-      keep_sums(i * kChunk, 0);
-      if (half + i >= chunks) continue;
-      multiply<false>((half + i) * kChunk, 0);
-      pending_.to = nullptr;
-      store_sums<4>(waiting + i * kBlockFloats);
-    }
-    pending_.finish();
-    for (int64_t i = 0; half + i < chunks; ++i) {
-      for (int tile = 0; tile < 4; ++tile) add_rows(waiting + i * kBlockFloats, tile);
-    }
-  }
-
-  void add_rows(const float* block, int tile) const {
-    const float* from = block + tile * kTileFloats;
-    float* to = args_.sums + tile * kTileFloats;
-    for (int r = 0; r < height_; ++r, from += 16, to += 16) {
-      store(to, load<Floats>(to) + load<Floats>(from));
-    }
-  }
-
   // A chunk's 256 lines over its products, 16 a block.
   static constexpr int lines_per_product(int num_blocks) {
     int lines = 16;
@@ -188,10 +151,9 @@ class PackedProduct {
     return lines;
   }
 
-  const char* line_to_fetch(int64_t k, int block) const {
-    const int64_t ahead = num_blocks_ == 1 ? kAheadOfLone : kAhead;
-    const int64_t offset = k * (kPanelRowBytes / 2) + ahead +
-                           int64_t{64} * fetch_lines_ * (kChunk / kTileK * 4) * block;
+  // A chunk is far enough for memory to answer while others are multiplied.
+  const char* chunk_to_fetch(int64_t k) const {
+    const int64_t offset = k / kChunk * kChunkBytes + kChunkBytes;
     if (args_.next == nullptr || offset < panel_bytes_) {
       return static_cast<const char*>(args_.panel) + offset;
     }
@@ -204,8 +166,11 @@ class PackedProduct {
     const PackedBlock work{
         static_cast<const uint16_t*>(args_.rows) + k / kTileK * row_step_ +
             block / 2 * (2 * kTileRows * kTileK),
-        row_step_, static_cast<const char*>(args_.panel) + k * (kPanelRowBytes / 2) + column,
-        line_to_fetch(k, block), (height_ + 3) / 4};
+        row_step_,
+        static_cast<const char*>(args_.panel) + k * (kPanelRowBytes / 2) + column,
+        chunk_to_fetch(k),
+        block * fetch_lines_ * (kChunk / kTileK * 4),
+        (height_ + 3) / 4};
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -219,9 +184,6 @@ class PackedProduct {
     } else {
       multiply_chunk<kTwoRowTiles, false>(work);
     }
-  }
-
-  void keep_sums(int64_t k, int block) {
     float* running = args_.sums + block * kBlockFloats;
     pending_.to = nullptr;
     if (k == 0) return store_sums<4>(running);
