@@ -87,7 +87,8 @@ void write_shard(const std::filesystem::path& path, const std::vector<Entry>& en
         {"dtype", "BF16"}, {"shape", entry.shape}, {"data_offsets", {bytes, end}}};
     bytes = end;
   }
-  const std::string text = header.dump();
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // as safetensors' own writer does
   const uint64_t length = text.size();
   FileWriter writer(path, sizeof length + text.size() + bytes);
   writer.write(std::as_bytes(std::span(&length, 1)));

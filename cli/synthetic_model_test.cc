@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -39,6 +41,17 @@ TEST(SyntheticModel, IsACompleteCheckpointOfItsShape) {
   size_t bytes = 0;
   for (const auto& [part, size] : report.bytes_per_part) bytes += size;
   EXPECT_EQ(bytes, weight_bytes(model));
+}
+
+TEST(SyntheticModel, DataIsAlignedAsInRealFiles) {
+  const TemporaryFolder folder;
+  write_synthetic_model(small_model(), folder.path());
+  for (int i = 0; i <= 2; ++i) {
+    std::ifstream file(folder.path() / ("model-" + std::to_string(i) + ".safetensors"));
+    uint64_t header_bytes = 1;
+    file.read(reinterpret_cast<char*>(&header_bytes), sizeof header_bytes);
+    EXPECT_EQ(header_bytes % 8, 0u);
+  }
 }
 
 TEST(SyntheticModel, Runs) {

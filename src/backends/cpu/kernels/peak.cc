@@ -42,45 +42,29 @@ double portable_products() {
 
 #if defined(__x86_64__)
 
-__attribute__((target("avx2,fma"))) double avx2_products() {
-  const __m256 factor = _mm256_set1_ps(one);
-  __m256 sums[kNarrowChains];
-  for (__m256& sum : sums) sum = _mm256_setzero_ps();
-  for (int i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 12
-    for (__m256& sum : sums) sum = _mm256_fmadd_ps(factor, factor, sum);
+// A function for one instruction set. Written by a macro, since a template would be compiled
+// without these instructions.
+#define CADRE_PRODUCTS(name, isa, Vector, chains, operand, zero, product, store) \
+  __attribute__((target(isa))) double name() {                                   \
+    constexpr int kLanes = sizeof(Vector) / sizeof(float);                       \
+    const auto factor = operand;                                                 \
+    Vector sums[chains];                                                         \
+    for (Vector & sum : sums) sum = zero;                                        \
+    for (int i = 0; i < kSteps; ++i) {                                           \
+      _Pragma("GCC unroll 16") for (Vector & sum : sums) sum = product;          \
+    }                                                                            \
+    float lanes[chains * kLanes];                                                \
+    for (int c = 0; c < chains; ++c) store(lanes + c * kLanes, sums[c]);         \
+    return sum_of(lanes, chains * kLanes);                                       \
   }
-  float lanes[kNarrowChains * 8];
-  for (int c = 0; c < kNarrowChains; ++c) _mm256_storeu_ps(lanes + c * 8, sums[c]);
-  return sum_of(lanes, kNarrowChains * 8);
-}
 
-__attribute__((target("avx512f"))) double avx512_products() {
-  const __m512 factor = _mm512_set1_ps(one);
-  __m512 sums[kWideChains];
-  for (__m512& sum : sums) sum = _mm512_setzero_ps();
-  for (int i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 16
-    for (__m512& sum : sums) sum = _mm512_fmadd_ps(factor, factor, sum);
-  }
-  float lanes[kWideChains * 16];
-  for (int c = 0; c < kWideChains; ++c) _mm512_storeu_ps(lanes + c * 16, sums[c]);
-  return sum_of(lanes, kWideChains * 16);
-}
-
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double avx512_bf16_products() {
-  const __m512 ones = _mm512_set1_ps(one);
-  const __m512bh factor = _mm512_cvtne2ps_pbh(ones, ones);
-  __m512 sums[kWideChains];
-  for (__m512& sum : sums) sum = _mm512_setzero_ps();
-  for (int i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 16
-    for (__m512& sum : sums) sum = _mm512_dpbf16_ps(sum, factor, factor);
-  }
-  float lanes[kWideChains * 16];
-  for (int c = 0; c < kWideChains; ++c) _mm512_storeu_ps(lanes + c * 16, sums[c]);
-  return sum_of(lanes, kWideChains * 16);
-}
+CADRE_PRODUCTS(avx2_products, "avx2,fma", __m256, kNarrowChains, _mm256_set1_ps(one),
+               _mm256_setzero_ps(), _mm256_fmadd_ps(factor, factor, sum), _mm256_storeu_ps)
+CADRE_PRODUCTS(avx512_products, "avx512f", __m512, kWideChains, _mm512_set1_ps(one),
+               _mm512_setzero_ps(), _mm512_fmadd_ps(factor, factor, sum), _mm512_storeu_ps)
+CADRE_PRODUCTS(avx512_bf16_products, "avx512f,avx512bw,avx512vl,avx512bf16", __m512, kWideChains,
+               _mm512_cvtne2ps_pbh(_mm512_set1_ps(one), _mm512_set1_ps(one)), _mm512_setzero_ps(),
+               _mm512_dpbf16_ps(sum, factor, factor), _mm512_storeu_ps)
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
