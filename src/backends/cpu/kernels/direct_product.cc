@@ -29,35 +29,94 @@ struct Lines {
 // Straight from the packed form while converting the weights for every tile of rows costs less
 // than unpacking them once: always with tiles of 12 rows.
 int max_direct_rows(const KernelTable& kernels) {
-  return kernels.row_tile >= 12 ? kMaxBlockRows : kernels.row_tile;
+  return kernels.row_tile >= 12 ? kMaxBlockRows : 3 * kernels.row_tile;
 }
 
-void packed_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
-                    const PanelParts& parts, const PanelScratch& scratch) {
-  const Element type = parts.parts->matrix.type;
-  const int64_t k_bytes = kPanelColumns * size_of(type);
-  const bool direct = is_exact(type, rows.type) && rows.count <= max_direct_rows(kernels);
-  ChunkRows chunk(kernels, rows, k, scratch);
-  for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
-    const int count = static_cast<int>(std::min<int64_t>(kChunk, k - k0));
-    const char* packed = static_cast<const char*>(parts.packed) + k0 * k_bytes;
-    const char* next = packed + kChunk * k_bytes;
-    if (k0 + kChunk >= k && parts.next_packed != nullptr) {
-      next = static_cast<const char*>(parts.next_packed);
+class PackedProduct {
+ public:
+  PackedProduct(const KernelTable& kernels, const RowSet& rows, int64_t k, const PanelParts& parts,
+                const PanelScratch& scratch)
+      : kernels_(kernels),
+        rows_(rows),
+        k_(k),
+        panel_(static_cast<const char*>(parts.packed)),
+        next_(static_cast<const char*>(parts.next_packed)),
+        type_(parts.parts->matrix.type),
+        k_bytes_(kPanelColumns * size_of(type_)),
+        scratch_(scratch),
+        chunk_(kernels, rows, k, scratch) {}
+
+  void run() {
+    const int64_t chunks = (k_ + kChunk - 1) / kChunk;
+    const bool direct = is_exact(type_, rows_.type) && rows_.count <= max_direct_rows(kernels_);
+    const int64_t waiting = chunks / 2 * rows_.count * kPanelColumns;
+    if (direct && rows_.count <= kernels_.row_tile && chunk_.keeps() &&
+        waiting <= kMaxBlockRows * kChunk) {
+      return run_halves(chunks);
     }
-    chunk.load(k0, count);
-    if (direct) {
-      kernels.multiply_packed_chunk(
-          {chunk.first(), rows.count, count, packed, type, scratch.acc, k0 == 0, next - packed});
-      continue;
+    for (int64_t c = 0; c < chunks; ++c) {
+      if (direct) {
+        multiply(c, scratch_.acc, c == 0, ahead(c));
+      } else {
+        unpack_and_multiply(c);
+      }
     }
-    Lines lines;
-    lines.add_run(next, kChunk * k_bytes);
-    kernels.unpack({packed, type, rows.type, count, scratch.panel});
-    kernels.multiply({chunk.pointers(), chunk.offset(), rows.count, count, scratch.panel,
-                      scratch.acc, k0 == 0, lines.at, lines.count});
   }
-}
+
+ private:
+  static constexpr int64_t kAheadOfFew = 2048;
+
+  // The panel's halves in turn, chunk by chunk: two streams of memory are read faster than one. The
+  // sums of the second half's chunks wait for those of the first.
+  void run_halves(int64_t chunks) {
+    const int64_t half = (chunks + 1) / 2;
+    const int64_t sums = int64_t{rows_.count} * kPanelColumns;
+    float* waiting = scratch_.wide_rows;
+    for (int64_t c = 0; c < half; ++c) {
+      multiply(c, scratch_.acc, c == 0, kAheadOfFew);
+      if (half + c < chunks) multiply(half + c, waiting + c * sums, true, kAheadOfFew);
+    }
+    for (int64_t c = 0; half + c < chunks; ++c, waiting += sums) {
+      for (int64_t i = 0; i < sums; ++i) scratch_.acc[i] += waiting[i];
+    }
+  }
+
+  int count(int64_t c) const {
+    return static_cast<int>(std::min<int64_t>(kChunk, k_ - c * kChunk));
+  }
+  const char* packed(int64_t c) const { return panel_ + c * kChunk * k_bytes_; }
+
+  // From a chunk to the one that is read afterwards.
+  int64_t ahead(int64_t c) const {
+    if ((c + 1) * kChunk >= k_ && next_ != nullptr) return next_ - packed(c);
+    return kChunk * k_bytes_;
+  }
+
+  void multiply(int64_t c, float* acc, bool first, int64_t ahead) {
+    chunk_.load(c * kChunk, count(c));
+    kernels_.multiply_packed_chunk(
+        {chunk_.first(), rows_.count, count(c), packed(c), type_, acc, first, ahead});
+  }
+
+  void unpack_and_multiply(int64_t c) {
+    chunk_.load(c * kChunk, count(c));
+    Lines lines;
+    lines.add_run(packed(c) + ahead(c), kChunk * k_bytes_);
+    kernels_.unpack({packed(c), type_, rows_.type, count(c), scratch_.panel});
+    kernels_.multiply({chunk_.pointers(), chunk_.offset(), rows_.count, count(c), scratch_.panel,
+                       scratch_.acc, c == 0, lines.at, lines.count});
+  }
+
+  const KernelTable& kernels_;
+  const RowSet& rows_;
+  int64_t k_;
+  const char* panel_;
+  const char* next_;
+  Element type_;
+  int64_t k_bytes_;  // of one k in a panel
+  const PanelScratch& scratch_;
+  ChunkRows chunk_;
+};
 
 // Up to kHalf columns of a matrix and where in the panel they go.
 struct HalfPanel {
@@ -192,7 +251,8 @@ void ChunkRows::load(int64_t k0, int k) {
   if (has_) return;
   copy(k0, k, to);
   if (!keeps_) return;
-  has_ = k0 + k == k_;
+  loaded_ += k;
+  has_ = loaded_ == k_;
   *scratch_.kept = has_ ? rows_.identity : nullptr;
 }
 
@@ -216,7 +276,7 @@ bool multiplies_directly(const KernelTable& kernels, const RowSet& rows, const P
 
 void direct_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                     const PanelParts& parts, const PanelScratch& scratch) {
-  if (parts.packed != nullptr) return packed_product(kernels, rows, k, parts, scratch);
+  if (parts.packed != nullptr) return PackedProduct(kernels, rows, k, parts, scratch).run();
   HalfPanel halves[2];
   HalfPanel next[2];
   const int count = halves_of(parts.parts, parts.count, halves);

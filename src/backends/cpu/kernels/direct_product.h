@@ -13,10 +13,11 @@ class ChunkRows {
  public:
   ChunkRows(const KernelTable& kernels, const RowSet& rows, int64_t k, const PanelScratch& scratch);
 
-  /// Chunks of one product in ascending order.
+  /// Each chunk once, in any order, before any of them comes again.
   void load(int64_t k0, int k);
   const void* const* pointers() const { return copies_ ? &first_ : rows_.rows; }
   const void* first() const { return pointers()[0]; }
+  bool keeps() const { return keeps_; }       // in memory of their own, not in wide_rows
   int64_t offset() const { return offset_; }  // of the chunk in each row, in elements
 
  private:
@@ -27,8 +28,9 @@ class ChunkRows {
   const PanelScratch& scratch_;
   int64_t k_;
   bool copies_;
-  bool keeps_;  // every chunk has its place in scratch_.kept_rows
-  bool has_;    // and is there
+  bool keeps_;          // every chunk has its place in scratch_.kept_rows
+  bool has_;            // and is there
+  int64_t loaded_ = 0;  // k
   const void* first_ = nullptr;
   int64_t offset_ = 0;
 };

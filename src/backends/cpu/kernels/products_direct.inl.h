@@ -89,38 +89,77 @@ struct FloatRows {
   }
 };
 
-// The tile takes each fetch_every-th step's share of the lines to fetch, from fetch_from on.
+// k between two changes of columns: little enough that memory is read in one stream.
+constexpr int kPassK = 32;
+
+// Columns [column, column + direct_columns) of k in [begin, end), on top of what is in `sums`. The
+// tile takes each fetch_every-th step's share of the lines to fetch, from fetch_from on.
+template <typename Rows, Element kType, int kRows, int kVectors>
+inline void packed_pass(const PackedChunkArgs& args, int first_row, int column, int begin, int end,
+                        int fetch_from, int fetch_every, Floats (&sums)[kRows][kVectors]) {
+  constexpr int kColumnBytes = 2 * size_of(kType);
+  constexpr int kBytes = kVectors * kLanes * kColumnBytes;
+  const auto* x = static_cast<const typename Rows::Value*>(args.rows) + first_row * kChunk + begin;
+  const auto* w = static_cast<const unsigned char*>(args.packed) + column * kColumnBytes +
+                  begin / 2 * kPanelColumns * kColumnBytes;
+  const int64_t ahead = args.fetch_ahead;
+  int until_fetch = fetch_from;
+  int k = begin;
+  for (; k + 2 <= end; k += 2, x += 2, w += kPanelColumns * kColumnBytes) {
+    if (until_fetch-- == 0) {
+      until_fetch = fetch_every - 1;
+#pragma GCC unroll 16
+      for (int b = 0; b < kBytes; b += 64) prefetch(w + ahead + b);
+    }
+    Rows::template packed_pair<kType, false>(x, w, sums);
+  }
+  if (k < end) Rows::template packed_pair<kType, true>(x, w, sums);
+}
+
+template <int kRows, int kVectors>
+inline void add_sums(const Floats (&sums)[kRows][kVectors], bool overwrite, float* to) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r, to += kPanelColumns) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      float* at = to + v * kLanes;
+      store(at, overwrite ? sums[r][v] : load<Floats>(at) + sums[r][v]);
+    }
+  }
+}
+
 template <typename Rows, Element kType, int kRows>
 void packed_tile(const PackedChunkArgs& args, int first_row, int fetch_from, int fetch_every) {
   constexpr int kColumns = direct_columns(kRows);
   constexpr int kVectors = kColumns / kLanes;
-  constexpr int kColumnBytes = 2 * size_of(kType);
-  const int64_t ahead = args.fetch_ahead;
-  for (int column = 0; column < kPanelColumns; column += kColumns) {
-    const auto* w = static_cast<const unsigned char*>(args.packed) + column * kColumnBytes;
-    const auto* x = static_cast<const typename Rows::Value*>(args.rows) + first_row * kChunk;
+  constexpr int kPasses = kPanelColumns / kColumns;
+  float* to = args.acc + int64_t{first_row} * kPanelColumns;
+  if constexpr (kPasses == 1) {
     Floats sums[kRows][kVectors] = {};
-    int until_fetch = fetch_from;
-    int k = 0;
-    for (; k + 2 <= args.k; k += 2, x += 2, w += kPanelColumns * kColumnBytes) {
-      if (until_fetch-- == 0) {
-        until_fetch = fetch_every - 1;
+    packed_pass<Rows, kType>(args, first_row, 0, 0, args.k, fetch_from, fetch_every, sums);
+    return add_sums(sums, args.first, to);
+  }
+  Floats resting[kPasses][kRows][kVectors] = {};
+  for (int begin = 0; begin < args.k; begin += kPassK) {
+    const int end = begin + kPassK < args.k ? begin + kPassK : args.k;
+    for (int pass = 0; pass < kPasses; ++pass) {
+      Floats sums[kRows][kVectors];
 #pragma GCC unroll 16
-        for (int b = 0; b < kColumns * kColumnBytes; b += 64) prefetch(w + ahead + b);
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = resting[pass][r][v];
       }
-      Rows::template packed_pair<kType, false>(x, w, sums);
-    }
-    if (k < args.k) Rows::template packed_pair<kType, true>(x, w, sums);
-    const bool overwrite = args.first;
-    float* to = args.acc + int64_t{first_row} * kPanelColumns + column;
+      packed_pass<Rows, kType>(args, first_row, pass * kColumns, begin, end, fetch_from,
+                               fetch_every, sums);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r, to += kPanelColumns) {
+      for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) {
-        float* at = to + v * kLanes;
-        store(at, overwrite ? sums[r][v] : load<Floats>(at) + sums[r][v]);
+        for (int v = 0; v < kVectors; ++v) resting[pass][r][v] = sums[r][v];
       }
     }
+  }
+  for (int pass = 0; pass < kPasses; ++pass) {
+    add_sums(resting[pass], args.first, to + pass * kColumns);
   }
 }
 
