@@ -234,7 +234,10 @@ std::string to_text(const std::vector<GenerateRow>& rows) {
   return table.to_string();
 }
 
-int measure_all(const CommandOptions& options, const CommonOptions& common) {
+/// `synthetic`: where the model lies, if nowhere else. It goes as soon as its files are mapped, so
+/// that nothing is left however the run ends.
+int measure_all(const CommandOptions& options, const CommonOptions& common,
+                std::optional<TemporaryFolder>& synthetic) {
   const std::unique_ptr<Model> model = load_model(common);
   for (const int64_t length : options.prompt_lengths) {
     require_context(model->info(), "--prompt-lengths and --new-tokens",
@@ -242,6 +245,7 @@ int measure_all(const CommandOptions& options, const CommonOptions& common) {
   }
   ThreadPool pool(common.load.num_threads);
   GenerateBench bench(options, common, *model, pool);
+  synthetic.reset();
   const Machine machine = describe_machine(model->info().device.type, pool.num_threads());
   Progress progress(ProgressTerminal::standard_error(common.quiet), "runs");
   std::vector<GenerateRow> rows;
@@ -261,19 +265,20 @@ int measure_all(const CommandOptions& options, const CommonOptions& common) {
 }
 
 int run_command(const CommandOptions& options, CommonOptions common) {
-  if (!options.synthetic) return measure_all(options, common);
+  std::optional<TemporaryFolder> folder;
+  if (!options.synthetic) return measure_all(options, common, folder);
   if (!common.model.empty()) {
     throw InvalidArgument(str_cat("expected one model, got --synthetic and --model ", common.model,
                                   "; leave out one"));
   }
-  const TemporaryFolder folder;
+  folder.emplace();
   const InterruptGuard guard;  // so that the folder is removed
   note(str_cat("cadre bench generate: writing ", format_bytes(weight_bytes(*options.synthetic)),
-               " to ", folder.path().string(), " (removed at the end)"),
+               " to ", folder->path().string(), " (removed once it is mapped)"),
        common.quiet);
   try {
     Progress progress(ProgressTerminal::standard_error(common.quiet), "files");
-    write_synthetic_model(*options.synthetic, folder.path(),
+    write_synthetic_model(*options.synthetic, folder->path(),
                           [&](std::string_view what, int64_t done, int64_t total) {
                             progress.update(what, done, total);
                             if (interrupt_signal() != 0) throw Stopped();
@@ -281,8 +286,8 @@ int run_command(const CommandOptions& options, CommonOptions common) {
   } catch (const Stopped&) {
     return kExitSignal + interrupt_signal();
   }
-  common.model = folder.path().string();
-  return measure_all(options, common);
+  common.model = folder->path().string();
+  return measure_all(options, common, folder);
 }
 
 SyntheticModel parse_synthetic(const std::string& text) {

@@ -34,19 +34,19 @@ void prepare_signals() {
   std::signal(SIGBUS, report_bus_error);
 }
 
-InterruptGuard::InterruptGuard() : previous_int_{}, previous_term_{} {
+InterruptGuard::InterruptGuard() {
   struct sigaction action {};
   action.sa_handler = note_signal;
   action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, &previous_int_);
-  sigaction(SIGTERM, &action, &previous_term_);
-  // Started in the background by a shell without job control: SIGINT stays ignored.
-  if (previous_int_.sa_handler == SIG_IGN) sigaction(SIGINT, &previous_int_, nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &action, &previous_[i]);
+    // Started by nohup, or in the background by a shell without job control: it stays ignored.
+    if (previous_[i].sa_handler == SIG_IGN) sigaction(kSignals[i], &previous_[i], nullptr);
+  }
 }
 
 InterruptGuard::~InterruptGuard() {
-  sigaction(SIGINT, &previous_int_, nullptr);
-  sigaction(SIGTERM, &previous_term_, nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous_[i], nullptr);
 }
 
 int interrupt_signal() { return g_signal; }

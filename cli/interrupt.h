@@ -1,8 +1,9 @@
-// Signals. Ctrl-C: while an InterruptGuard lives, SIGINT and SIGTERM are only noted, so that the
-// work at hand can stop at a clean point; a second one ends the process at once. Without a guard
-// they end the process as usual.
+// Signals. Ctrl-C: while an InterruptGuard lives, SIGINT, SIGTERM and SIGHUP (the terminal was
+// closed) are only noted, so that the work at hand can stop at a clean point; a second one of a
+// kind ends the process at once. Without a guard they end the process as usual.
 #pragma once
 
+#include <array>
 #include <csignal>
 
 namespace cadre::cli {
@@ -19,8 +20,8 @@ class InterruptGuard {
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
  private:
-  struct sigaction previous_int_;
-  struct sigaction previous_term_;
+  static constexpr std::array<int, 3> kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> previous_{};
 };
 
 /// The signal that asked the command to stop; 0 when none did.

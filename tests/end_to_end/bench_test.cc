@@ -256,6 +256,18 @@ TEST(BenchGenerate, ASyntheticModelIsWrittenAndRemoved) {
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
+TEST(BenchGenerate, AKilledRunLeavesNoSyntheticModel) {
+  const TempDir folder;
+  Process process({"bench", "generate", "--synthetic", "1,4,2,32,16", "--prompt-lengths", "3",
+                   "--new-tokens", "2", "--memory", "1", "--repeats", "3", "--json", "--prepack",
+                   "on", "--experts", "eager,eager,eager,eager,eager,eager"},
+                  {.environment = {{"TMPDIR", folder.path()}}});
+  process.wait_for_output(1);
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  process.send_signal(SIGKILL);
+  process.wait();
+}
+
 TEST(BenchGenerate, WrongValuesNameTheOption) {
   expect_failure(bench({"generate", "--synthetic", "2"}), 2, {"--synthetic", "LAYERS,SHAPE"});
   expect_failure(bench({"generate", "--synthetic", "0,6,2,40,24"}), 2, {"--synthetic"});
@@ -283,15 +295,18 @@ TEST(Bench, WithoutAWordOrWithAWrongOneTheWordsAreListed) {
   }
 }
 
-TEST(Bench, CtrlCStopsBetweenCallsAndKeepsWhatWasMeasured) {
-  Process process({"bench", "experts", "--shape", "6,2,40,24", "--tokens", "1,4", "--memory", "1",
-                   "--repeats", "3", "--json", "--experts", "eager,eager,eager,eager,eager"});
-  process.wait_for_output(1);
-  process.send_signal(SIGINT);
-  const Result result = process.wait();
-  EXPECT_TRUE(result.exit_code == 130 || result.exit_code == 0);  // it may have finished
-  EXPECT_EQ(result.signal, 0);
-  EXPECT_TRUE(result.out.ends_with("}\n"));
+TEST(Bench, CtrlCOrAClosedTerminalStopsBetweenCallsAndKeepsWhatWasMeasured) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Process process({"bench", "experts", "--shape", "6,2,40,24", "--tokens", "1,4", "--memory", "1",
+                     "--repeats", "3", "--json", "--experts", "eager,eager,eager,eager,eager"});
+    process.wait_for_output(1);
+    process.send_signal(signal);
+    const Result result = process.wait();
+    // It may have finished.
+    EXPECT_TRUE(result.exit_code == 128 + signal || result.exit_code == 0) << result.exit_code;
+    EXPECT_EQ(result.signal, 0);
+    EXPECT_TRUE(result.out.ends_with("}\n"));
+  }
 }
 
 }  // namespace
