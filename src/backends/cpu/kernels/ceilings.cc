@@ -25,17 +25,11 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Operations per second of one thread.
-double rate_of(PeakLoop loop) {
-  loop();  // clocks and units wake up
+// Products of one thread until then.
+double products_until(double end, PeakLoop loop) {
   double products = 0;
-  double elapsed = 0;
-  const double start = now();
-  do {
-    products += loop();
-    elapsed = now() - start;
-  } while (elapsed < kPeakSeconds);
-  return 2 * products / elapsed;
+  while (now() < end) products += loop();
+  return products;
 }
 
 std::vector<ReadWay> all_read_ways() {
@@ -93,9 +87,14 @@ class CpuCeilings final : public Ceilings {
   double peak_flops(DType compute_dtype, const Stream& stream) const override {
     CADRE_ASSERT(stream.threads != nullptr);
     const PeakLoop loop = peak_loop(active_isa(), compute_dtype);
-    std::vector<double> rates(static_cast<size_t>(stream.threads->num_threads()));
-    stream.threads->run([&](int thread) { rates[static_cast<size_t>(thread)] = rate_of(loop); });
-    return std::accumulate(rates.begin(), rates.end(), 0.0);
+    std::vector<double> products(static_cast<size_t>(stream.threads->num_threads()));
+    stream.threads->run([&](int) { loop(); });  // threads, clocks and units wake up
+    // One span of time for all: threads that share a core do not count it twice.
+    const double start = now();
+    stream.threads->run([&](int thread) {
+      products[static_cast<size_t>(thread)] = products_until(start + kPeakSeconds, loop);
+    });
+    return 2 * std::accumulate(products.begin(), products.end(), 0.0) / (now() - start);
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <set>
@@ -74,6 +75,18 @@ TEST(Ceilings, AreFiniteRatesWithAnyNumberOfThreads) {
     }
   }
   EXPECT_NE(ceilings().processor(), "");
+}
+
+// Rates of threads that take turns on a core do not add up. A wide margin: others may disturb the
+// run with few threads.
+TEST(Ceilings, MoreThreadsThanCoresMultiplyNoFaster) {
+  ThreadPool cores;
+  ThreadPool many(std::min(ThreadPool::kMaxThreads, 64 * cores.num_threads()));
+  double peak = 0;
+  for (int i = 0; i < 10; ++i) {
+    peak = std::max(peak, ceilings().peak_flops(DType::kF32, Stream::cpu(cores)));
+  }
+  EXPECT_LT(ceilings().peak_flops(DType::kF32, Stream::cpu(many)), 4 * peak);
 }
 
 TEST(Ceilings, RefuseWhatTheyCannotRead) {
