@@ -98,14 +98,45 @@ TEST_F(Packed, NumbersOfTokensAndRoutings) {
 
 // Kernels cut an expert's rows into tiles and blocks: each number of them, and the edges.
 TEST_F(Packed, NumbersOfRowsOfOneExpert) {
-  for (const int64_t rows : {1,   2,   3,   4,   5,   8,   9,   12,  13,  15,  16,  17,  18,  31,
-                             32,  33,  34,  47,  48,  49,  64,  65,  80,  81,  96,  97,  112, 113,
-                             120, 128, 129, 144, 145, 160, 161, 176, 177, 191, 192, 193, 385}) {
+  for (const int64_t rows :
+       {1,   2,   3,   4,   5,   6,   7,   8,   9,   12,  13,  14,  15,  16,  17, 18,
+        19,  24,  25,  31,  32,  33,  34,  47,  48,  49,  64,  65,  80,  81,  96, 97,
+        112, 113, 120, 128, 129, 144, 145, 160, 161, 176, 177, 191, 192, 193, 385}) {
     CaseParams p;
     p.config = {.num_experts = 1, .hidden_size = 416, .intermediate_size = 288, .top_k = 1};
     p.num_tokens = rows;
     p.output_f32 = true;
     check(p);
+  }
+}
+
+// Kernels for few rows and for many read the weights in different ways.
+TEST_F(Packed, ATokenHasTheSameBitsInEveryBatch) {
+  for (const DType dtype : kDTypes) {
+    CaseParams p;
+    p.config = {.num_experts = 3, .hidden_size = 416, .intermediate_size = 288, .top_k = 2};
+    p.compute_dtype = p.stored_dtype = dtype;
+    p.num_tokens = 300;
+    p.output_f32 = true;
+    ExpertsCase c(p);
+    const auto packed = packed_copy(c, pool_);
+    for (const BackendEntry& entry : runnable_backends()) {
+      const auto all = run_backend(*entry.backend, c.query(), c.weights(), c.tokens(), pool_);
+      for (const int64_t batch : {1, 2, 7, 12, 64, 300}) {
+        for (int64_t begin = 0; begin + batch <= 300; begin += std::max<int64_t>(batch, 41)) {
+          for (const bool is_packed : {false, true}) {
+            const std::shared_ptr<const ExpertsWeights> weights = is_packed ? packed : c.weights();
+            c.poison_output();
+            const auto some = run_backend(*entry.backend, c.query(), weights,
+                                          c.slice(begin, begin + batch), pool_);
+            EXPECT_EQ(
+                std::memcmp(some.data(), all.data() + begin * 416, some.size() * sizeof(double)), 0)
+                << entry.name << " " << name_of(dtype) << " packed " << is_packed << " batch "
+                << batch << " from " << begin;
+          }
+        }
+      }
+    }
   }
 }
 
