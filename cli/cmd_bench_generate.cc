@@ -273,8 +273,10 @@ int run_command(const CommandOptions& options, CommonOptions common) {
   }
   folder.emplace();
   const InterruptGuard guard;  // so that the folder is removed
-  note(str_cat("cadre bench generate: writing ", format_bytes(weight_bytes(*options.synthetic)),
-               " to ", folder->path().string(), " (removed once it is mapped)"),
+  require_space(*options.synthetic, folder->path());
+  note(str_cat("cadre bench generate: writing ",
+               format_bytes(static_cast<size_t>(weight_bytes(*options.synthetic))), " to ",
+               folder->path().string(), " (removed once it is mapped)"),
        common.quiet);
   try {
     Progress progress(ProgressTerminal::standard_error(common.quiet), "files");

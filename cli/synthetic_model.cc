@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -16,6 +17,7 @@
 #include "io/file_handle.h"
 #include "io/file_writer.h"
 #include "io/json.h"
+#include "table.h"
 
 namespace cadre::cli {
 
@@ -26,9 +28,10 @@ struct Entry {
   std::vector<int64_t> shape;
 };
 
-size_t bytes_of(const Entry& entry) {
-  size_t bytes = sizeof(BFloat16);
-  for (const int64_t dim : entry.shape) bytes *= static_cast<size_t>(dim);
+/// A double: the largest shapes overflow 64 bits.
+double bytes_of(const Entry& entry) {
+  double bytes = sizeof(BFloat16);
+  for (const int64_t dim : entry.shape) bytes *= static_cast<double>(dim);
   return bytes;
 }
 
@@ -82,7 +85,7 @@ void write_shard(const std::filesystem::path& path, const std::vector<Entry>& en
   Json header = Json::object();
   size_t bytes = 0;
   for (const Entry& entry : entries) {
-    const size_t end = bytes + bytes_of(entry);
+    const size_t end = bytes + static_cast<size_t>(bytes_of(entry));
     header[entry.name] = {
         {"dtype", "BF16"}, {"shape", entry.shape}, {"data_offsets", {bytes, end}}};
     bytes = end;
@@ -131,12 +134,24 @@ Json config_of(const SyntheticModel& m) {
 
 }  // namespace
 
-size_t weight_bytes(const SyntheticModel& model) {
-  size_t bytes = 0;
-  for (int64_t i = 0; i <= model.num_layers; ++i) {
-    for (const Entry& entry : shard_entries(model, i)) bytes += bytes_of(entry);
-  }
-  return bytes;
+double weight_bytes(const SyntheticModel& model) {
+  const auto sum = [&](int64_t shard) {
+    double bytes = 0;
+    for (const Entry& entry : shard_entries(model, shard)) bytes += bytes_of(entry);
+    return bytes;
+  };
+  return static_cast<double>(model.num_layers) * sum(0) + sum(model.num_layers);
+}
+
+void require_space(const SyntheticModel& model, const std::filesystem::path& folder) {
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(folder, error);
+  const double bytes = weight_bytes(model);
+  if (error || bytes <= static_cast<double>(space.available)) return;
+  throw Error(str_cat("the synthetic model needs ", format_number("%.1f", bytes / (1 << 30)),
+                      " GiB, ", folder.string(), " has ", format_bytes(space.available),
+                      " free; use fewer layers or experts, or set TMPDIR to a folder on another "
+                      "disk"));
 }
 
 void write_synthetic_model(const SyntheticModel& model, const std::filesystem::path& folder,
@@ -159,7 +174,9 @@ TemporaryFolder::TemporaryFolder() {
   const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
   std::string name = (parent / "cadre-XXXXXX").string();
   if (error || mkdtemp(name.data()) == nullptr) {
-    throw Error(str_cat("temporary folder: cannot make one in ", parent.string(), ": ",
+    const char* set = std::getenv("TMPDIR");
+    throw Error(str_cat("temporary folder: cannot make one in ",
+                        error && set != nullptr ? set : parent.string(), ": ",
                         error ? error.message() : errno_text(errno),
                         "; set TMPDIR to a folder that can be written"));
   }

@@ -20,7 +20,10 @@ struct SyntheticModel {
 };
 
 /// Bytes of its weights.
-size_t weight_bytes(const SyntheticModel& model);
+double weight_bytes(const SyntheticModel& model);
+
+/// Throws Error with both numbers when the disk of `folder` has not as much left.
+void require_space(const SyntheticModel& model, const std::filesystem::path& folder);
 
 /// Writes config.json and bfloat16 shards, one a layer, in the hub's layout into `folder`, which
 /// must exist. Throws Error when it cannot be written.

@@ -38,8 +38,8 @@ TEST(SyntheticModel, IsACompleteCheckpointOfItsShape) {
   EXPECT_TRUE(report.left_over.empty());
   EXPECT_EQ(report.info.num_moe_layers, 2);
   EXPECT_EQ(report.experts.at(0).second.config.num_experts, 4);
-  size_t bytes = 0;
-  for (const auto& [part, size] : report.bytes_per_part) bytes += size;
+  double bytes = 0;
+  for (const auto& [part, size] : report.bytes_per_part) bytes += static_cast<double>(size);
   EXPECT_EQ(bytes, weight_bytes(model));
 }
 
@@ -65,12 +65,30 @@ TEST(SyntheticModel, Runs) {
   for (int64_t i = 0; i < 100; ++i) EXPECT_TRUE(std::isfinite(logits->as<float>()[i]));
 }
 
+TEST(SyntheticModel, ThatFitsOnNoDiskIsRefusedBeforeItIsWritten) {
+  const TemporaryFolder folder;
+  EXPECT_NO_THROW(require_space(small_model(), folder.path()));
+  for (const char* shape : {"100000,8,16384,16384", "1000,8,16777216,16777216"}) {
+    SyntheticModel model = small_model();
+    model.experts = parse_shape("", shape).config;
+    model.num_layers = 1000;
+    try {
+      require_space(model, folder.path());
+      ADD_FAILURE() << shape;
+    } catch (const Error& e) {
+      for (const char* part : {"GiB", "free", "TMPDIR"}) {
+        EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+      }
+    }
+  }
+}
+
 TEST(SyntheticModel, OfTheShapeOfQwen3HasItsBytes) {
   SyntheticModel model;
   model.experts = parse_shape("", "qwen3-30b-a3b").config;
   model.num_layers = 2;
   // Experts 2 * 128 * 3 * 2048 * 768, embeddings 2 * 151936 * 2048 and a little, 2 bytes each.
-  EXPECT_NEAR(static_cast<double>(weight_bytes(model)), 3.82e9, 0.1e9);
+  EXPECT_NEAR(weight_bytes(model), 3.82e9, 0.1e9);
 }
 
 TEST(TemporaryFolder, IsGoneAtTheEnd) {

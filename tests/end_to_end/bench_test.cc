@@ -86,6 +86,17 @@ TEST(BenchExperts, EveryRowSaysWhatWhereAndHowFast) {
   EXPECT_EQ(cells.size(), rows.size());
 }
 
+// A lone number may be off by several roundings, or cancel.
+TEST(BenchExperts, OutputsOfFewNumbersAreHeldToAWiderBound) {
+  for (const char* shape : {"1,1,1,1", "4,2,4,4", "8,8,64,16"}) {
+    for (int seed = 0; seed < 12; ++seed) {
+      const auto rows = rows_of(bench({"experts", "--shape", shape, "--tokens", "1", "--seed",
+                                       std::to_string(seed), "--json"}));
+      EXPECT_LE(rows.at(0)["rel_error"].get<double>(), rows.at(0)["bound"].get<double>());
+    }
+  }
+}
+
 TEST(BenchExperts, FormatDtypeRoutingAndSeedAreTaken) {
   for (const auto& [format, name] :
        {std::pair{"bf16", "bfloat16"}, std::pair{"f32", "float32"}, std::pair{"fp16", "float16"}}) {
@@ -266,6 +277,14 @@ TEST(BenchGenerate, AKilledRunLeavesNoSyntheticModel) {
   EXPECT_TRUE(fs::is_empty(folder.path()));
   process.send_signal(SIGKILL);
   process.wait();
+}
+
+TEST(BenchGenerate, AFolderThatIsNotThereOrTooSmallIsNamedBeforeAnythingIsWritten) {
+  expect_failure(bench({"generate", "--synthetic", "1,4,2,32,16"},
+                       {.environment = {{"TMPDIR", "/no/such/folder"}}}),
+                 1, {"/no/such/folder", "TMPDIR"});
+  expect_failure(bench({"generate", "--synthetic", "1000,1000,8,16777216,16777216"}), 1,
+                 {"GiB", "free", "TMPDIR"});
 }
 
 TEST(BenchGenerate, WrongValuesNameTheOption) {
