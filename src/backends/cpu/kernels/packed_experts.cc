@@ -175,9 +175,9 @@ size_t packed_bytes(const ExpertsWeights& weights) {
 
 void prepack(const ExpertsConfig& config, ExpertsWeights& weights, ThreadPool& threads,
              const std::function<void(int64_t expert)>& on_expert) {
+  weights.packed = nullptr;  // an earlier one goes first, whatever comes
   const cpu::PackedLayout layout = cpu::packed_layout(config, weights.format);
   check(config, weights);
-  weights.packed = nullptr;  // an earlier one's memory first
   const auto packed = std::make_shared<cpu::PackedExperts>(layout);
   const cpu::KernelTable& kernels = cpu::kernels_for(cpu::active_isa(), DType::kF32);
   for (int64_t e = 0; e < layout.num_experts; ++e) {

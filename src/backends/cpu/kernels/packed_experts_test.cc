@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -259,6 +261,28 @@ TEST(Prepack, TellsOfEveryExpertInOrderAndMayBeRepeated) {
       EXPECT_EQ(difference(*weights.packed, config, weights, e), "") << name_of(format) << e;
     }
   }
+}
+
+TEST(Prepack, LeavesNoEarlierFormWhenItFails) {
+  ThreadPool pool(1);
+  const ExpertsConfig config = config_of(2, 8, 8, true);
+  Matrices matrices(Element::kBF16);
+  ExpertsWeights good = weights_of(config, StorageFormat::kBF16, Order::kRows, matrices);
+  prepack(config, good, pool);
+  const auto expect_none = [&](const ExpertsConfig& c, const auto& change,
+                               const std::function<void(int64_t)>& on_expert) {
+    ExpertsWeights weights = good;
+    change(weights);
+    EXPECT_ANY_THROW(prepack(c, weights, pool, on_expert));
+    EXPECT_EQ(weights.packed, nullptr);
+  };
+  const auto nothing = [](ExpertsWeights&) {};
+  expect_none(config, [](ExpertsWeights& w) { w.format = StorageFormat::kFp8Block; }, {});
+  expect_none(config, [](ExpertsWeights& w) { w.device = {DeviceType::kCuda, 0}; }, {});
+  expect_none(config, [](ExpertsWeights& w) { w.up[1].data = nullptr; }, {});
+  expect_none(config_of(3, 8, 8, true), nothing, {});
+  expect_none(config_of(0, 8, 8, true), nothing, {});
+  expect_none(config, nothing, [](int64_t) { throw std::runtime_error("stop"); });
 }
 
 TEST(Prepack, SaysWhatItCannotTake) {
