@@ -25,7 +25,8 @@ class ThreadPool {
 
   /// Calls fn(thread) once on every thread, thread in [0, num_threads), and returns when all are
   /// done. The first exception is rethrown here. Calls from several threads take turns; a call from
-  /// inside a task runs all indices inline.
+  /// inside a task runs all indices inline. A task may use another pool, but from inside that one's
+  /// tasks there is no way back: the first pool would wait for itself.
   void run(FunctionRef<void(int thread)> fn);
 
   /// Calls fn(i, thread) for every i in [0, count); indices are handed out one by one in ascending
