@@ -16,41 +16,6 @@ namespace {
 // Gate and up columns of the same h share a panel, half and half.
 constexpr int kGateColumns = kPanelColumns / 2;
 
-// Large enough that chunking costs nothing (thousands of tokens for today's models), small beside
-// the weights.
-constexpr int64_t kRowBudget = int64_t{384} << 20;  // of x, where it must be paired, and h
-constexpr int64_t kResultBudget = int64_t{32} << 20;
-
-constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Columns of float32 results that `bytes` hold for so many pairs: whole panels, at least one.
-int64_t columns_that_fit(int64_t hidden_size, int64_t pairs, int64_t bytes) {
-  const int64_t all = round_up(hidden_size, kPanelColumns);
-  const int64_t row_floats = bytes / (std::max<int64_t>(pairs, 1) * int64_t{sizeof(float)});
-  return std::clamp(row_floats / kPanelColumns * kPanelColumns, int64_t{kPanelColumns}, all);
-}
-
-int64_t result_bytes_for(int64_t hidden_size, int64_t pairs) {
-  const int64_t one_column = pairs * int64_t{sizeof(float)};
-  return std::min(one_column * round_up(hidden_size, kPanelColumns),
-                  std::max(kResultBudget, one_column * kPanelColumns));
-}
-
-// Rows that so many pairs can take when each block's are padded to a multiple of 16; blocks of up
-// to 16 rows are not padded.
-int64_t padded_rows(int64_t num_experts, int64_t pairs) {
-  const int64_t blocks = std::min(pairs / 17, num_experts + pairs / (kMaxBlockRows / 2));
-  return pairs + 15 * blocks;
-}
-
-bool arranges_rows(DType compute_dtype) {
-  return kernels_for(active_isa(), compute_dtype).multiply_in_place != nullptr;
-}
-
-int64_t h_columns(const ExpertsConfig& config, bool arranged) {
-  return arranged ? round_up(config.intermediate_size, kStepK) : config.intermediate_size;
-}
-
 GateKind gate_kind(const ExpertsConfig& config) {
   if (config.swiglu_alpha) return GateKind::kScaledSwiglu;
   switch (config.activation) {
@@ -89,34 +54,6 @@ void read_bias(const ExpertsWeights& weights, const std::vector<ExpertVector>& b
 
 }  // namespace
 
-MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t max_tokens,
-                       int num_threads) {
-  if (max_tokens < 0) {
-    throw InvalidArgument(
-        str_cat("experts workspace: max_tokens: expected 0 or more, got ", max_tokens));
-  }
-  const int64_t element = bytes_of(element_of(compute_dtype));
-  const bool arranged = arranges_rows(compute_dtype);
-  const int64_t input_bytes = arranged ? round_up(config.hidden_size, kStepK) * element : 0;
-  const int64_t h_bytes = h_columns(config, arranged) * element;
-  const int64_t row_bytes = std::max<int64_t>(input_bytes + h_bytes, kPanelColumns * 4);
-  MemoryPlan plan;
-  plan.chunk_tokens =
-      std::min(max_tokens, std::max<int64_t>(1, kRowBudget / (config.top_k * row_bytes)));
-  const int64_t pairs = plan.chunk_tokens * config.top_k;
-  const int64_t rows = arranged ? padded_rows(config.num_experts, pairs) : pairs;
-  const auto padded = [](int64_t bytes) { return Workspace::padded(static_cast<size_t>(bytes)); };
-  plan.routing_bytes = routing_plan_bytes(config.num_experts, plan.chunk_tokens, config.top_k);
-  plan.block_bytes =
-      padded(pairs * int64_t{sizeof(RowBlock)}) + padded((config.num_experts + 1) * int64_t{8});
-  plan.used_bytes = padded(pairs);
-  plan.input_bytes = padded(rows * input_bytes);
-  plan.intermediate_bytes = padded(rows * h_bytes);
-  plan.result_bytes = padded(result_bytes_for(config.hidden_size, pairs));
-  plan.scratch_bytes = PerThreadScratch::bytes(num_threads);
-  return plan;
-}
-
 ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tokens,
                          Workspace& workspace, ThreadPool& threads)
     : config_(experts.query.config),
@@ -126,24 +63,19 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
       kernels_(kernels_for(active_isa(), experts.query.compute_dtype)),
       compute_(element_of(experts.query.compute_dtype)),
       stored_(stored_element(experts.weights->format)),
+      memory_(plan_memory(config_, experts.query.compute_dtype, tokens.hidden_states.dim(0),
+                          threads.num_threads())),
       plan_(make_routing_plan(tokens.top_k_index, config_.num_experts, workspace)),
       arrange_(find_arrangement()),
-      input_stride_(round_up(config_.hidden_size, kStepK) * bytes_of(compute_)),
-      h_stride_(h_columns(config_, arranges_rows(experts.query.compute_dtype)) *
-                bytes_of(compute_)),
       scratch_(workspace, threads.num_threads()) {
   const int64_t pairs = tokens.top_k_index.numel();
   blocks_ = workspace.allocate<RowBlock>(pairs);
   first_block_ = workspace.allocate<int64_t>(config_.num_experts + 1);
   used_ = workspace.allocate<uint8_t>(pairs);
+  inputs_ = static_cast<char*>(workspace.allocate(memory_.input_bytes));
+  h_ = static_cast<char*>(workspace.allocate(memory_.intermediate_bytes));
+  results_ = static_cast<float*>(workspace.allocate(memory_.result_bytes));
   make_blocks();
-  const bool arranged = arranges_rows(experts.query.compute_dtype);
-  const int64_t rows = arranged ? padded_rows(config_.num_experts, pairs) : pairs;
-  inputs_ = arranged ? workspace.allocate<char>(rows * input_stride_) : nullptr;
-  h_ = workspace.allocate<char>(rows * h_stride_);
-  const int64_t result_bytes = result_bytes_for(config_.hidden_size, pairs);
-  results_ = static_cast<float*>(workspace.allocate(static_cast<size_t>(result_bytes)));
-  range_columns_ = columns_that_fit(config_.hidden_size, pairs, result_bytes);
   std::fill_n(used_, pairs, uint8_t{0});
   for (int64_t i = 0; i < plan_.num_pairs; ++i) used_[plan_.pairs[i]] = 1;
 }
@@ -202,11 +134,12 @@ RowBlockList ExpertsCall::single_rows() {
 }
 
 int64_t ExpertsCall::num_ranges() const {
-  return (config_.hidden_size + range_columns_ - 1) / range_columns_;
+  return (config_.hidden_size + memory_.range_columns - 1) / memory_.range_columns;
 }
 
 ColumnRange ExpertsCall::range(int64_t i) const {
-  return {i * range_columns_, std::min(config_.hidden_size, (i + 1) * range_columns_)};
+  return {i * memory_.range_columns,
+          std::min(config_.hidden_size, (i + 1) * memory_.range_columns)};
 }
 
 int64_t ExpertsCall::num_gate_up_panels() const {
@@ -221,7 +154,7 @@ const void* ExpertsCall::input_row(int64_t row) const {
 }
 
 char* ExpertsCall::h_of(const RowBlock& block) const {
-  return h_ + (arrange_ ? block.arranged : block.begin) * h_stride_;
+  return h_ + (arrange_ ? block.arranged : block.begin) * memory_.h_stride;
 }
 
 // Rows of x as the products want them, for every block of more than one.
@@ -237,7 +170,7 @@ void ExpertsCall::arrange_inputs(RowBlockList list) {
     const int count = static_cast<int>(block.end - block.begin);
     const void* rows[kMaxBlockRows];
     for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
-    char* out = inputs_ + block.arranged * input_stride_ + k * arranged_rows(count) * 2;
+    char* out = inputs_ + block.arranged * memory_.input_stride + k * arranged_rows(count) * 2;
     arrange_({rows, k, count, std::min(kSlice, config_.hidden_size - k), out});
   });
 }
@@ -314,7 +247,7 @@ void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
   const int count = static_cast<int>(block.end - block.begin);
   for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
   const void* arranged = nullptr;
-  if (arrange_) arranged = count == 1 ? rows[0] : inputs_ + block.arranged * input_stride_;
+  if (arrange_) arranged = count == 1 ? rows[0] : inputs_ + block.arranged * memory_.input_stride;
   panel_product(kernels_, {rows, count, compute_, arranged, &block}, config_.hidden_size, parts,
                 scratch);
   apply_gate(block, parts.parts->begin, parts.parts->count, scratch.acc);
@@ -344,7 +277,7 @@ void ExpertsCall::write_gated(const RowBlock& block, int64_t first, int columns,
                               GateArgs& args) const {
   if (!arrange_ || args.num_rows == 1) {
     args.out = h_of(block) + first * bytes_of(compute_);
-    args.out_stride = h_stride_ / bytes_of(compute_);
+    args.out_stride = memory_.h_stride / bytes_of(compute_);
     return kernels_.gate(args);
   }
   uint16_t h[kMaxBlockRows * kPanelColumns];
@@ -368,9 +301,9 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const Pan
   void* out[kMaxBlockRows];
   float scales[kMaxBlockRows];
   for (int r = 0; r < count; ++r) {
-    rows[r] = h_of(block) + r * h_stride_;
+    rows[r] = h_of(block) + r * memory_.h_stride;
     const int64_t pair = plan_.pairs[block.begin + r];
-    out[r] = results_ + pair * range_columns_ + (first - range.begin);
+    out[r] = results_ + pair * memory_.range_columns + (first - range.begin);
     const int64_t at = pair / config_.top_k * weights.stride(0) + pair % config_.top_k;
     scales[r] = read_float(static_cast<const char*>(weights.data()) + at * bytes_of(weight_type),
                            weight_type);
@@ -392,8 +325,8 @@ void ExpertsCall::combine_token(int64_t token, ColumnRange range) const {
   const MutableTensorView& output = tokens_.output;
   const Element type = element_of(output.dtype());
   const int64_t first_pair = token * config_.top_k;
-  kernels_.combine({results_ + first_pair * range_columns_, range_columns_, used_ + first_pair,
-                    config_.top_k, range.end - range.begin, type,
+  kernels_.combine({results_ + first_pair * memory_.range_columns, memory_.range_columns,
+                    used_ + first_pair, config_.top_k, range.end - range.begin, type,
                     static_cast<char*>(output.mutable_data()) +
                         (token * output.stride(0) + range.begin) * bytes_of(type)});
 }

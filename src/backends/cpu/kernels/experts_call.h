@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "backends/cpu/kernels/experts_memory.h"
 #include "backends/cpu/kernels/panel_product.h"
 #include "cadre/experts.h"
 #include "cadre/function_ref.h"
@@ -22,38 +23,7 @@ Support supports_in_place(const ExpertsQuery& query);
 std::unique_ptr<PreparedExperts> prepare_in_place(const ExpertsQuery& query,
                                                   std::shared_ptr<const ExpertsWeights> weights);
 
-/// How a forward of up to max_tokens tokens uses memory. Large calls run in chunks of tokens, and
-/// the float32 results of the pairs are held for a range of columns at a time; neither changes a
-/// bit of the output.
-struct MemoryPlan {
-  int64_t chunk_tokens = 0;
-  size_t routing_bytes = 0;
-  size_t block_bytes = 0;
-  size_t used_bytes = 0;
-  size_t input_bytes = 0;
-  size_t intermediate_bytes = 0;
-  size_t result_bytes = 0;
-  size_t scratch_bytes = 0;
-
-  size_t total() const {
-    return routing_bytes + block_bytes + used_bytes + input_bytes + intermediate_bytes +
-           result_bytes + scratch_bytes;
-  }
-};
-
-/// Throws InvalidArgument when max_tokens is negative.
-MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t max_tokens,
-                       int num_threads);
-
 size_t workspace_bytes_in_place(const ExpertsQuery& query, int64_t max_tokens, int num_threads);
-
-/// Rows [begin, end) of the sorted pairs, all of one expert; at most kMaxBlockRows.
-struct RowBlock {
-  int64_t expert = 0;
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t arranged = 0;  // where its arranged rows begin, counted in rows
-};
 
 struct RowBlockList {
   const RowBlock* blocks = nullptr;
@@ -119,18 +89,16 @@ class ExpertsCall {
   const KernelTable& kernels_;
   Element compute_;
   Element stored_;
+  MemoryPlan memory_;
   RoutingPlan plan_;
-  Arrangement arrange_;   // of x and h, for weights that are read directly; null = rows as they are
-  int64_t input_stride_;  // bytes of an arranged row of x
-  int64_t h_stride_;      // bytes of a row of h
-  RowBlock* blocks_;      // [num_blocks_]
+  Arrangement arrange_;  // of x and h, for weights that are read directly; null = rows as they are
+  RowBlock* blocks_;     // [num_blocks_]
   int64_t num_blocks_ = 0;
   int64_t* first_block_;  // [num_active + 1] of each active expert
   uint8_t* used_;         // [num_tokens * top_k] the slot names an expert
   char* inputs_;          // the blocks' rows of x, arranged; blocks of one row have theirs in x
   char* h_;  // [num_pairs, intermediate_size] in the compute dtype, sorted order; or arranged
-  float* results_;  // [num_tokens * top_k, range_columns_], by pair
-  int64_t range_columns_;
+  float* results_;  // [num_tokens * top_k, range_columns], by pair
   PerThreadScratch scratch_;
 };
 
