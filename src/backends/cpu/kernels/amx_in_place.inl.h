@@ -193,7 +193,7 @@ class InPlaceProduct {
   // The chunk two chunks ahead, beyond the rows' end in those that come next: where short rows end,
   // the hardware's prefetcher has to begin anew.
   WeightRows rows_to_fetch(const WeightRows& rows, int group, int64_t k) const {
-    constexpr int64_t kAhead = 2 * kChunk;
+    const int64_t kAhead = tiles_ > 1 ? kChunk : 2 * kChunk;
     const auto at = [](const WeightRows& of, int64_t from) {
       return WeightRows{static_cast<const uint16_t*>(of.first) + from, of.stride, 0};
     };
