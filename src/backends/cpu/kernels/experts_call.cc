@@ -34,12 +34,6 @@ GateKind gate_kind(const ExpertsConfig& config) {
   return GateKind::kSilu;
 }
 
-Element stored_element(StorageFormat format) {
-  CADRE_ASSERT(!is_quantized(format));
-  if (format == StorageFormat::kF32) return Element::kF32;
-  return format == StorageFormat::kF16 ? Element::kF16 : Element::kBF16;
-}
-
 PlainMatrix plain(const ExpertMatrix& matrix, Element type) {
   return {matrix.data, matrix.row_stride, matrix.col_stride, type};
 }
@@ -62,7 +56,7 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
       threads_(threads),
       kernels_(kernels_for(active_isa(), experts.query.compute_dtype)),
       compute_(element_of(experts.query.compute_dtype)),
-      stored_(stored_element(experts.weights->format)),
+      stored_(element_of(experts.weights->format)),
       memory_(plan_memory(config_, experts.query.compute_dtype, tokens.hidden_states.dim(0),
                           threads.num_threads())),
       plan_(make_routing_plan(tokens.top_k_index, config_.num_experts, workspace)),
@@ -175,49 +169,55 @@ void ExpertsCall::arrange_inputs(RowBlockList list) {
   });
 }
 
-void ExpertsCall::gate_up(RowBlockList list) {
-  arrange_inputs(list);
-  const int64_t panels = num_gate_up_panels();
-  const auto packed = [&](int64_t task) -> const void* {
-    if (!weights_.packed) return nullptr;
-    return weights_.packed->gate_up(list.blocks[task / panels].expert, task % panels);
-  };
-  threads_.parallel_runs(list.count * panels, [&](int64_t begin, int64_t end, int thread) {
+// Runs of consecutive panels: what a thread reads next is known but at the end of its run.
+void ExpertsCall::for_each_panel(
+    int64_t count, FunctionRef<int(int64_t task, PanelPart* parts, const void** packed)> describe,
+    FunctionRef<void(int64_t task, const PanelParts& parts, int thread)> run) {
+  threads_.parallel_runs(count, [&](int64_t begin, int64_t end, int thread) {
     PanelPart parts[2][2];
-    const int num_parts = gate_up_parts(list.blocks[begin / panels], begin % panels, parts[0]);
+    PanelParts here;
+    here.count = describe(begin, parts[0], &here.packed);
     for (int64_t task = begin; task < end; ++task) {
-      PanelParts here{parts[(task - begin) % 2], num_parts, nullptr, packed(task), nullptr};
-      if (task + 1 < end) {
-        PanelPart* next = parts[(task - begin + 1) % 2];
-        gate_up_parts(list.blocks[(task + 1) / panels], (task + 1) % panels, next);
-        here.next = next;
-        here.next_packed = packed(task + 1);
-      }
-      gate_up_panel(list.blocks[task / panels], here, scratch_[thread]);
+      here.parts = parts[(task - begin) % 2];
+      PanelPart* next = task + 1 < end ? parts[(task - begin + 1) % 2] : nullptr;
+      here.next = next;
+      here.next_packed = nullptr;
+      if (next) describe(task + 1, next, &here.next_packed);
+      run(task, here, thread);
+      here.packed = here.next_packed;
     }
   });
 }
 
+void ExpertsCall::gate_up(RowBlockList list) {
+  arrange_inputs(list);
+  const int64_t panels = num_gate_up_panels();
+  const auto describe = [&](int64_t task, PanelPart* parts, const void** packed) {
+    const RowBlock& block = list.blocks[task / panels];
+    if (weights_.packed) *packed = weights_.packed->gate_up(block.expert, task % panels);
+    return gate_up_parts(block, task % panels, parts);
+  };
+  for_each_panel(list.count * panels, describe,
+                 [&](int64_t task, const PanelParts& parts, int thread) {
+                   gate_up_panel(list.blocks[task / panels], parts, scratch_[thread]);
+                 });
+}
+
 void ExpertsCall::down(RowBlockList list, ColumnRange range) {
   const int64_t panels = (range.end - range.begin + kPanelColumns - 1) / kPanelColumns;
-  const auto packed = [&](int64_t task) -> const void* {
-    if (!weights_.packed) return nullptr;
-    return weights_.packed->down(list.blocks[task / panels].expert,
-                                 range.begin / kPanelColumns + task % panels);
-  };
-  threads_.parallel_runs(list.count * panels, [&](int64_t begin, int64_t end, int thread) {
-    PanelPart parts[2] = {down_part(list.blocks[begin / panels], range, begin % panels)};
-    for (int64_t task = begin; task < end; ++task) {
-      PanelParts here{&parts[(task - begin) % 2], 1, nullptr, packed(task), nullptr};
-      if (task + 1 < end) {
-        PanelPart& next = parts[(task - begin + 1) % 2];
-        next = down_part(list.blocks[(task + 1) / panels], range, (task + 1) % panels);
-        here.next = &next;
-        here.next_packed = packed(task + 1);
-      }
-      down_panel(list.blocks[task / panels], range, here, scratch_[thread]);
+  const auto describe = [&](int64_t task, PanelPart* parts, const void** packed) {
+    const RowBlock& block = list.blocks[task / panels];
+    const int64_t panel = task % panels;
+    if (weights_.packed) {
+      *packed = weights_.packed->down(block.expert, range.begin / kPanelColumns + panel);
     }
-  });
+    parts[0] = down_part(block, range, panel);
+    return 1;
+  };
+  for_each_panel(list.count * panels, describe,
+                 [&](int64_t task, const PanelParts& parts, int thread) {
+                   down_panel(list.blocks[task / panels], range, parts, scratch_[thread]);
+                 });
 }
 
 int ExpertsCall::gate_up_parts(const RowBlock& block, int64_t panel, PanelPart* parts) const {

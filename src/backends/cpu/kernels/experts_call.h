@@ -72,6 +72,9 @@ class ExpertsCall {
   void arrange_inputs(RowBlockList list);
   const void* input_row(int64_t row) const;
   char* h_of(const RowBlock& block) const;
+  void for_each_panel(
+      int64_t count, FunctionRef<int(int64_t task, PanelPart* parts, const void** packed)> describe,
+      FunctionRef<void(int64_t task, const PanelParts& parts, int thread)> run);
   int gate_up_parts(const RowBlock& block, int64_t panel, PanelPart* parts) const;
   PanelPart down_part(const RowBlock& block, ColumnRange range, int64_t panel) const;
   void gate_up_panel(const RowBlock& block, const PanelParts& parts,

@@ -155,9 +155,22 @@ void multiply_tiles(const MultiplyArgs& args) {
 
 namespace cadre::cpu {
 
-const KernelTable kAmxKernels = {"amx",          Element::kBF16, kTileRows,         pack_tiles,
-                                 multiply_tiles, widen_rows,     gate_function,     finish_rows,
-                                 combine_parts,  pair_rows,      multiply_in_place, pack_stored,
-                                 unpack_tiles,   tile_rows,      multiply_packed};
+const KernelTable kAmxKernels = {
+    .name = "amx",
+    .row_type = Element::kBF16,
+    .row_tile = kTileRows,
+    .pack = pack_tiles,
+    .multiply = multiply_tiles,
+    .widen = widen_rows,
+    .gate = gate_function,
+    .finish = finish_rows,
+    .combine = combine_parts,
+    .pair = pair_rows,
+    .multiply_in_place = multiply_in_place,
+    .pack_stored = pack_stored,
+    .unpack = unpack_tiles,
+    .tile = tile_rows,
+    .multiply_packed = multiply_packed,
+};
 
 }  // namespace cadre::cpu

@@ -10,22 +10,20 @@
 
 namespace cadre::cpu {
 
-const KernelTable kAvx2Kernels = {"avx2",
-                                  Element::kF32,
-                                  6,
-                                  pack_floats<16>,
-                                  multiply_floats<6, 16>,
-                                  widen_rows,
-                                  gate_function,
-                                  finish_rows,
-                                  combine_parts,
-                                  nullptr,
-                                  nullptr,
-                                  pack_stored,
-                                  unpack_floats<16>,
-                                  nullptr,
-                                  nullptr,
-                                  multiply_packed_chunk<FloatRows>,
-                                  multiply_stored_chunk<FloatRows>};
+const KernelTable kAvx2Kernels = {
+    .name = "avx2",
+    .row_type = Element::kF32,
+    .row_tile = 6,
+    .pack = pack_floats<16>,
+    .multiply = multiply_floats<6, 16>,
+    .widen = widen_rows,
+    .gate = gate_function,
+    .finish = finish_rows,
+    .combine = combine_parts,
+    .pack_stored = pack_stored,
+    .unpack = unpack_floats<16>,
+    .multiply_packed_chunk = multiply_packed_chunk<FloatRows>,
+    .multiply_stored_chunk = multiply_stored_chunk<FloatRows>,
+};
 
 }  // namespace cadre::cpu

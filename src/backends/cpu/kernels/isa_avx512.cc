@@ -10,22 +10,20 @@
 
 namespace cadre::cpu {
 
-const KernelTable kAvx512Kernels = {"avx512",
-                                    Element::kF32,
-                                    12,
-                                    pack_floats<32>,
-                                    multiply_floats<12, 32>,
-                                    widen_rows,
-                                    gate_function,
-                                    finish_rows,
-                                    combine_parts,
-                                    nullptr,
-                                    nullptr,
-                                    pack_stored,
-                                    unpack_floats<32>,
-                                    nullptr,
-                                    nullptr,
-                                    multiply_packed_chunk<FloatRows>,
-                                    multiply_stored_chunk<FloatRows>};
+const KernelTable kAvx512Kernels = {
+    .name = "avx512",
+    .row_type = Element::kF32,
+    .row_tile = 12,
+    .pack = pack_floats<32>,
+    .multiply = multiply_floats<12, 32>,
+    .widen = widen_rows,
+    .gate = gate_function,
+    .finish = finish_rows,
+    .combine = combine_parts,
+    .pack_stored = pack_stored,
+    .unpack = unpack_floats<32>,
+    .multiply_packed_chunk = multiply_packed_chunk<FloatRows>,
+    .multiply_stored_chunk = multiply_stored_chunk<FloatRows>,
+};
 
 }  // namespace cadre::cpu

@@ -105,22 +105,20 @@ void multiply_pairs(const MultiplyArgs& args) {
 
 }  // namespace
 
-const KernelTable kAvx512Bf16Kernels = {"avx512_bf16",
-                                        Element::kBF16,
-                                        6,
-                                        pack_pairs,
-                                        multiply_pairs,
-                                        widen_rows,
-                                        gate_function,
-                                        finish_rows,
-                                        combine_parts,
-                                        nullptr,
-                                        nullptr,
-                                        pack_stored,
-                                        unpack_pairs,
-                                        nullptr,
-                                        nullptr,
-                                        multiply_packed_chunk<PairRows>,
-                                        multiply_stored_chunk<PairRows>};
+const KernelTable kAvx512Bf16Kernels = {
+    .name = "avx512_bf16",
+    .row_type = Element::kBF16,
+    .row_tile = 6,
+    .pack = pack_pairs,
+    .multiply = multiply_pairs,
+    .widen = widen_rows,
+    .gate = gate_function,
+    .finish = finish_rows,
+    .combine = combine_parts,
+    .pack_stored = pack_stored,
+    .unpack = unpack_pairs,
+    .multiply_packed_chunk = multiply_packed_chunk<PairRows>,
+    .multiply_stored_chunk = multiply_stored_chunk<PairRows>,
+};
 
 }  // namespace cadre::cpu

@@ -10,22 +10,20 @@
 
 namespace cadre::cpu {
 
-const KernelTable kPortableKernels = {"portable",
-                                      Element::kF32,
-                                      4,
-                                      pack_floats<8>,
-                                      multiply_floats<4, 8>,
-                                      widen_rows,
-                                      gate_function,
-                                      finish_rows,
-                                      combine_parts,
-                                      nullptr,
-                                      nullptr,
-                                      pack_stored,
-                                      unpack_floats<8>,
-                                      nullptr,
-                                      nullptr,
-                                      multiply_packed_chunk<FloatRows>,
-                                      multiply_stored_chunk<FloatRows>};
+const KernelTable kPortableKernels = {
+    .name = "portable",
+    .row_type = Element::kF32,
+    .row_tile = 4,
+    .pack = pack_floats<8>,
+    .multiply = multiply_floats<4, 8>,
+    .widen = widen_rows,
+    .gate = gate_function,
+    .finish = finish_rows,
+    .combine = combine_parts,
+    .pack_stored = pack_stored,
+    .unpack = unpack_floats<8>,
+    .multiply_packed_chunk = multiply_packed_chunk<FloatRows>,
+    .multiply_stored_chunk = multiply_stored_chunk<FloatRows>,
+};
 
 }  // namespace cadre::cpu

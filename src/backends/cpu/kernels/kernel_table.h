@@ -114,6 +114,11 @@ constexpr int arranged_rows(int num_rows) {
   return num_rows <= 16 ? num_rows : row_tiles(num_rows) * 16;
 }
 
+/// Rows of each tile when many are arranged by tile: spread evenly.
+constexpr int tile_height(int num_rows) {
+  return (num_rows + row_tiles(num_rows) - 1) / row_tiles(num_rows);
+}
+
 /// Arranges rows of bfloat16 for the products below. What k lacks is zero.
 /// pair: two k in a word and rows side by side, [round_up(k, kStepK) / kStepK][row_tiles][kStepK /
 /// 2] [rows of a tile] words, the lower half of a word the even k. tile: [round_up(k, kStepK) /
@@ -128,12 +133,8 @@ struct ArrangeArgs {
   void* out;
 };
 
-/// Scratch memory that these products want: four tiles of sums for each tile of 192 rows, and more.
-inline constexpr int kSumFloats = 192 * kChunk;
-
-constexpr int tile_height(int num_rows) {
-  return (num_rows + row_tiles(num_rows) - 1) / row_tiles(num_rows);
-}
+/// Scratch memory that these products want: four tiles of sums for each tile of 192 rows.
+inline constexpr int kSumFloats = 192 / 16 * 4 * 256;
 
 /// 16 weight rows (columns of the product) as they lie in memory, k after k.
 struct WeightRows {
@@ -232,12 +233,12 @@ struct KernelTable {
   void (*combine)(const CombineArgs&);
   // Products of bfloat16 weights where they lie and in packed form; null where multiply is the only
   // way.
-  void (*pair)(const ArrangeArgs&);
-  void (*multiply_in_place)(const InPlaceArgs&);
+  void (*pair)(const ArrangeArgs&) = nullptr;
+  void (*multiply_in_place)(const InPlaceArgs&) = nullptr;
   void (*pack_stored)(const PackStoredArgs&);
   void (*unpack)(const UnpackArgs&);
-  void (*tile)(const ArrangeArgs&);
-  void (*multiply_packed)(const PackedArgs&);
+  void (*tile)(const ArrangeArgs&) = nullptr;
+  void (*multiply_packed)(const PackedArgs&) = nullptr;
   // Chunk by chunk, for the tables without the products above; else null.
   void (*multiply_packed_chunk)(const PackedChunkArgs&) = nullptr;
   void (*multiply_stored_chunk)(const StoredChunkArgs&) = nullptr;

@@ -10,6 +10,13 @@ namespace {
 
 constexpr size_t kAccBytes = size_t{kMaxBlockRows} * kPanelColumns * sizeof(float);
 constexpr size_t kWideBytes = size_t{kMaxBlockRows} * kChunk * sizeof(float);
+static_assert(kWideBytes >= kSumFloats * sizeof(float));  // its other use
+constexpr size_t kKeptBytes = size_t{kKeptRowFloats} * sizeof(float);
+
+// The areas begin at different offsets in their pages: loads wait for earlier stores that have the
+// same one (4 KiB aliasing), which costs products of 12 rows a tenth of their speed.
+constexpr size_t kPanelArea = kPanelBytes + 2560;
+constexpr size_t kAccArea = kAccBytes + 2560;
 
 // With few rows the products are too short to hide the fetching, so packing itself runs ahead.
 bool prefetches_in_pack(int num_rows) { return num_rows <= 6; }
@@ -69,17 +76,6 @@ void pack_part(const KernelTable& kernels, const PanelPart& part, Element comput
   kernels.pack(args);
 }
 
-// A chunk of a packed panel as the table multiplies it: where it lies when it is so already, else
-// unpacked into `scratch`.
-const void* unpacked(const KernelTable& kernels, const char* chunk, Element type, Element compute,
-                     int k, void* scratch) {
-  if (kernels.row_type == Element::kBF16 && type == Element::kBF16 && k % kStepK == 0) {
-    return chunk;
-  }
-  kernels.unpack({chunk, type, compute, k, scratch});
-  return scratch;
-}
-
 // Groups of 16 columns, those of two parts taking turns.
 int weight_groups(const PanelPart* parts, int num_parts, WeightRows* groups) {
   int count = 0;
@@ -121,12 +117,6 @@ RowBlocks split_rows(int64_t rows) {
   const int64_t size = (even + kTile - 1) / kTile * kTile;
   return {(rows + size - 1) / size, size};
 }
-constexpr size_t kKeptBytes = size_t{kKeptRowFloats} * sizeof(float);
-
-// The areas begin at different offsets in their pages: loads wait for earlier stores that have the
-// same one (4 KiB aliasing), which costs products of 12 rows a tenth of their speed.
-constexpr size_t kPanelArea = kPanelBytes + 2560;
-constexpr size_t kAccArea = kAccBytes + 2560;
 
 size_t PanelScratch::bytes() {
   return Workspace::padded(kPanelArea) + Workspace::padded(kAccArea) +
@@ -177,12 +167,11 @@ void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
   NextChunkLines next;
   for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
     const int count = static_cast<int>(std::min<int64_t>(kChunk, k - k0));
-    const void* panel = scratch.panel;
     if (parts.packed != nullptr) {
       const Element type = parts.parts->matrix.type;
       const int64_t row_bytes = kPanelColumns * (type == Element::kF32 ? 4 : 2);
       const char* chunk = static_cast<const char*>(parts.packed) + k0 * row_bytes;
-      panel = unpacked(kernels, chunk, type, rows.type, count, scratch.panel);
+      kernels.unpack({chunk, type, rows.type, count, scratch.panel});
       next.collect_run(chunk + kChunk * row_bytes, kChunk * row_bytes);
     } else {
       for (int p = 0; p < parts.count; ++p) {
@@ -194,7 +183,7 @@ void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
       next.collect(parts.parts, parts.count, k0 + kChunk, next_k);
     }
     chunk_rows.load(k0, count);
-    kernels.multiply({chunk_rows.pointers(), chunk_rows.offset(), rows.count, count, panel,
+    kernels.multiply({chunk_rows.pointers(), chunk_rows.offset(), rows.count, count, scratch.panel,
                       scratch.acc, k0 == 0, next.lines(), next.count()});
   }
 }

@@ -102,7 +102,8 @@ constexpr int64_t arranged_bytes(int64_t count, int64_t k) {
 }
 
 /// scratch.acc[r][column] = row r . column, for all columns of the parts. With rows.arranged the
-/// weights are read where they lie: reads_in_place must hold for every part.
+/// weights are read directly, packed (rows as KernelTable::tile puts them) or where they lie (as
+/// pair does; reads_in_place must hold for every part).
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                    const PanelParts& parts, const PanelScratch& scratch);
 
