@@ -16,7 +16,7 @@ option(CADRE_BUILD_FUZZERS "Build the libFuzzer targets (needs clang)" OFF)
 option(CADRE_BUILD_PEERS "Build what benchmarks compare with (bench/peers; needs oneDNN 2.6: libdnnl-dev)" OFF)
 option(CADRE_WERROR "Treat warnings as errors" OFF)
 option(CADRE_STATIC_RUNTIME "Link libstdc++ and libgcc statically, for machines with other system libraries" OFF)
-option(CADRE_WITH_CUDA "Build the CUDA backends" OFF)
+set(CADRE_WITH_CUDA AUTO CACHE STRING "Build the CUDA backends: AUTO (when nvcc is there), ON or OFF")
 set(CADRE_SANITIZE "" CACHE STRING "Sanitizers, comma-separated: address,undefined or thread")
 
 find_program(CADRE_CCACHE ccache)

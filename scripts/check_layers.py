@@ -6,7 +6,7 @@
     {experts, dense, parallel} <- layers
     {io, layers} <- models <- generation <- {cli, python}
 
-A backend sees core, quant, experts, dense, itself and its own device's kernels/, never a sibling; nobody
+A backend sees core, quant, experts, dense, itself and its own device's kernels/ and device/, never a sibling; nobody
 includes anything from backends/. Public headers include public headers only, and examples/ see nothing else.
 Tests (*_test.cc, tests/, fuzz/) link the whole library and may include anything. A header that includes
 gtest or tests/ is a test's, and only tests include it.
@@ -106,8 +106,8 @@ def wrong(root, source, target):
     if theirs:
         if own is None:
             return "nobody includes a backend; the generated table is the only link"
-        if theirs not in (own, (own[0], "kernels")):
-            return "a backend sees itself and its device's kernels/, never a sibling"
+        if theirs not in (own, (own[0], "kernels"), (own[0], "device")):
+            return "a backend sees itself and its device's kernels/ and device/, never a sibling"
         return None
     if top in ("include", "examples") and target.parts[0] not in ("include", top):
         return f"{top}/ includes public headers only"

@@ -1,5 +1,4 @@
-// Memory of a device. The CPU's allocator is built in; a GPU backend registers its own when it is
-// linked in.
+// Memory of a device. The CPU's allocator is built in; a GPU's comes with its backends.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +17,12 @@ class Allocator {
   virtual void deallocate(Device device, void* memory) noexcept = 0;
 };
 
-/// Throws Unsupported when no allocator serves the device type (a build without CUDA).
+/// Throws Unsupported when no allocator serves the device type (a build without CUDA), DeviceError
+/// when the device cannot be used.
 Allocator& allocator_of(Device device);
 
-/// Used by a device's backend at start-up; the allocator must outlive all memory taken from it.
+/// Puts another allocator in the place of the device's own (null: back to that one); it must outlive
+/// all memory taken from it.
 void register_allocator(DeviceType type, Allocator* allocator);
 
 /// Memory that frees itself.

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "cadre/error.h"
+#include "core/device_runtime.h"
 #include "core/str_cat.h"
 
 namespace cadre {
@@ -37,12 +38,7 @@ std::array<std::atomic<Allocator*>, 2>& table() {
 
 Allocator& allocator_of(Device device) {
   Allocator* allocator = table()[static_cast<size_t>(device.type)];
-  if (allocator == nullptr) {
-    throw Unsupported(str_cat("memory on ", to_string(device),
-                              ": this build of Cadre has no backend for ", name_of(device.type),
-                              "; use the cpu"));
-  }
-  return *allocator;
+  return allocator != nullptr ? *allocator : device_runtime(device).allocator();
 }
 
 void register_allocator(DeviceType type, Allocator* allocator) {

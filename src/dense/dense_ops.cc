@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cadre/error.h"
+#include "core/check.h"
 #include "core/str_cat.h"
 #include "dense/compiled_dense_ops.h"
 
@@ -18,6 +19,51 @@ DenseOps& dense_ops(DeviceType device) {
   throw Unsupported(
       str_cat("device ", name_of(device),
               ": this build has no dense operations for it; available: ", join(built)));
+}
+
+void DenseOps::linear_group(const TensorView& x, std::span<const LinearWeights* const> weights,
+                            std::span<const MutableTensorView> outs, Workspace& workspace,
+                            const Stream& stream) {
+  CADRE_ASSERT(weights.size() == outs.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    linear(x, *weights[i], outs[i], workspace, stream);
+  }
+}
+
+void DenseOps::linear_add(const TensorView& x, const LinearWeights& weights, MutableTensorView y,
+                          Workspace& workspace, const Stream& stream) {
+  const Workspace::Scope scope(workspace);
+  const MutableTensorView product(workspace.allocate(y.nbytes()), DType::kF32, y.shape(),
+                                  y.device());
+  linear(x, weights, product, workspace, stream);
+  add(y, product, stream);
+}
+
+size_t DenseOps::linear_add_workspace_bytes(int64_t num_tokens, int64_t n, int64_t k,
+                                            DType compute_dtype, int num_threads) const {
+  return Workspace::padded(static_cast<size_t>(num_tokens * n) * sizeof(float)) +
+         linear_workspace_bytes(num_tokens, k, compute_dtype, num_threads);
+}
+
+void DenseOps::finish_qkv(const QkvArgs& args, const Stream& stream) {
+  const auto flat = [](const MutableTensorView& x) {
+    return x.reshape({x.dim(0), x.dim(1) * x.dim(2)});
+  };
+  const auto normalize = [&](const MutableTensorView& heads, const TensorView& weight) {
+    const MutableTensorView rows = args.qk_norm == QkNorm::kPerHead ? heads : flat(heads);
+    rms_norm(rows, weight, args.norm_eps, rows, stream);
+  };
+  if (args.qk_norm != QkNorm::kNone) {
+    normalize(args.q, args.q_norm);
+    normalize(args.k, args.k_norm);
+  }
+  if (args.clip) {
+    for (const MutableTensorView& x : {args.q, args.k, args.v}) clamp(x, *args.clip, stream);
+  }
+  rope(args.q, args.cos, args.sin, stream);
+  rope(args.k, args.cos, args.sin, stream);
+  store_kv(args.k, args.tokens, args.keys, stream);
+  store_kv(args.v, args.tokens, args.values, stream);
 }
 
 void validate(const RouterOptions& options, int64_t num_experts, int64_t top_k) {

@@ -1,5 +1,8 @@
 // The dense operations around the experts, one implementation per kind of device. Layers are
-// written on this interface alone. All tensors lie on the ops' device, spans lie on the host.
+// written on this interface alone. All tensors lie on the ops' device, spans lie on the host. On a
+// GPU an op returns when its work is in the stream, and may be recorded into a graph; a graph is
+// replayed with other token ids, slots, positions and lengths in the same tensors, so nothing but
+// the number of tokens and sequences may be taken from spans there.
 // Activations are [num_tokens, ...], float32, bfloat16 or float16, rows contiguous; every op
 // computes in float32 and rounds once. On the CPU a row's result has the same bits whatever rows
 // are computed with it and whatever the number of threads. No op allocates.
@@ -7,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -57,6 +61,17 @@ struct SequenceSpan {
   int64_t past = 0;
 };
 
+/// The new tokens of a step. The tensors say the same as the spans.
+struct StepTokens {
+  std::span<const SequenceSpan> sequences = {};  // cover all rows, in order
+  TensorView slots = {};                         // [num_tokens] i32
+  TensorView positions = {};                     // [num_tokens] i32
+  TensorView spans = {};  // [num_sequences, 4] i32: slot, first_row, num_tokens, past
+
+  int64_t num_tokens() const { return positions.dim(0); }
+  int64_t num_sequences() const { return static_cast<int64_t>(sequences.size()); }
+};
+
 struct AttentionShape {
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
@@ -67,10 +82,30 @@ struct AttentionArgs {
   TensorView q;       // [num_tokens, num_heads, head_dim]
   TensorView keys;    // [num_slots, num_kv_heads, max_tokens, head_dim] new tokens included
   TensorView values;  // the same
-  std::span<const SequenceSpan> sequences;
+  StepTokens tokens;
   float scale = 1;
   int64_t sliding_window = 0;  // a token sees itself and window - 1 before it; 0 = all
   MutableTensorView out;       // [num_tokens, num_heads, head_dim]
+};
+
+/// Over what queries and keys are normalised before the rotation.
+enum class QkNorm : uint8_t { kNone, kPerHead, kWholeProjection };
+
+/// What happens to fresh projections before attention.
+struct QkvArgs {
+  MutableTensorView q;  // [num_tokens, num_heads, head_dim]
+  MutableTensorView k;  // [num_tokens, num_kv_heads, head_dim]
+  MutableTensorView v;  // the same
+  QkNorm qk_norm = QkNorm::kNone;
+  TensorView q_norm;  // [head_dim], or [num_heads * head_dim] for kWholeProjection
+  TensorView k_norm;
+  float norm_eps = 1e-6f;
+  std::optional<float> clip = {};  // |q|, |k|, |v| <= this, after the norms
+  TensorView cos;                  // [num_tokens, half] f32
+  TensorView sin;
+  StepTokens tokens;
+  MutableTensorView keys;  // cache [num_slots, num_kv_heads, max_tokens, head_dim]
+  MutableTensorView values;
 };
 
 class DenseOps {
@@ -87,13 +122,24 @@ class DenseOps {
   virtual size_t linear_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
                                         int num_threads) const = 0;
 
-  /// out[t] = table[ids[t]]. Ids must be inside the table (the caller has checked).
-  virtual void embedding(std::span<const int32_t> ids, const TensorView& table,
-                         MutableTensorView out, const Stream& stream) = 0;
+  /// out_i = x W_i^T + b_i for several weights.
+  virtual void linear_group(const TensorView& x, std::span<const LinearWeights* const> weights,
+                            std::span<const MutableTensorView> outs, Workspace& workspace,
+                            const Stream& stream);
 
-  /// out[i] = x[rows[i]]
-  virtual void gather_rows(const TensorView& x, std::span<const int32_t> rows,
-                           MutableTensorView out, const Stream& stream) = 0;
+  /// y [num_tokens, N] f32 += x W^T + b.
+  virtual void linear_add(const TensorView& x, const LinearWeights& weights, MutableTensorView y,
+                          Workspace& workspace, const Stream& stream);
+  virtual size_t linear_add_workspace_bytes(int64_t num_tokens, int64_t n, int64_t k,
+                                            DType compute_dtype, int num_threads) const;
+
+  /// out[t] = table[ids[t]] with ids [num_tokens] i32 inside the table (the caller has checked).
+  virtual void embedding(const TensorView& ids, const TensorView& table, MutableTensorView out,
+                         const Stream& stream) = 0;
+
+  /// out[i] = x[rows[i]] with rows [n] i32 inside x
+  virtual void gather_rows(const TensorView& x, const TensorView& rows, MutableTensorView out,
+                           const Stream& stream) = 0;
 
   /// out = x / rms(x) * weight over the last dimension; in place (out == x) is fine.
   virtual void rms_norm(const TensorView& x, const TensorView& weight, float eps,
@@ -113,11 +159,11 @@ class DenseOps {
   virtual void gated_activation(const TensorView& gate, const TensorView& up, Activation activation,
                                 MutableTensorView out, const Stream& stream) = 0;
 
-  /// cos and sin [num_tokens, half] f32 of positions[t] * inverse_frequencies[i], the angle rounded
-  /// to float32 as in training, times `scale`.
-  virtual void rope_angles(std::span<const int32_t> positions,
-                           std::span<const float> inverse_frequencies, float scale,
-                           MutableTensorView cos, MutableTensorView sin, const Stream& stream) = 0;
+  /// cos and sin [num_tokens, half] f32 of positions[t] * inverse_frequencies[i] (i32 and f32), the
+  /// angle rounded to float32 as in training, times `scale`.
+  virtual void rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
+                           float scale, MutableTensorView cos, MutableTensorView sin,
+                           const Stream& stream) = 0;
 
   /// Rotates the first 2 * half elements of every head in place, halves paired (x[i], x[i + half]).
   /// x [num_tokens, num_heads, head_dim], cos and sin [num_tokens, half] f32.
@@ -126,12 +172,18 @@ class DenseOps {
 
   /// Writes x [num_tokens, num_kv_heads, head_dim] into cache [num_slots, num_kv_heads, max_tokens,
   /// head_dim] of the same dtype.
-  virtual void store_kv(const TensorView& x, std::span<const SequenceSpan> sequences,
-                        MutableTensorView cache, const Stream& stream) = 0;
+  virtual void store_kv(const TensorView& x, const StepTokens& tokens, MutableTensorView cache,
+                        const Stream& stream) = 0;
+
+  /// Norms of q and k, clip, rotation, and k and v into the cache, q in place; k and v may be
+  /// changed.
+  virtual void finish_qkv(const QkvArgs& args, const Stream& stream);
 
   /// Causal attention of the new tokens over the cache; query heads share KV heads in equal groups.
   virtual void attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) = 0;
-  virtual size_t attention_workspace_bytes(const AttentionShape& shape, int num_threads) const = 0;
+  /// `max_tokens`: new tokens of a step. Caches may be of any length.
+  virtual size_t attention_workspace_bytes(const AttentionShape& shape, int64_t max_tokens,
+                                           int num_threads) const = 0;
 
   /// logits [num_tokens, E] f32 -> top_k_index [num_tokens, k] i32 (distinct, in range, best first;
   /// ties to the lower id; NaN logits count as minus infinity, so a row with some NaN still routes

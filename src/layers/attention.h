@@ -7,9 +7,6 @@
 
 namespace cadre {
 
-/// Over what queries and keys are normalised before the rotation.
-enum class QkNorm : uint8_t { kNone, kPerHead, kWholeProjection };
-
 struct AttentionConfig {
   int64_t hidden_size = 0;
   AttentionShape shape = {};
@@ -45,8 +42,6 @@ class Attention {
     MutableTensorView q, k, v;  // [num_tokens, heads, head_dim]
   };
   Projections project(const TensorView& x, const ForwardContext& context) const;
-  void normalize(const MutableTensorView& heads, const TensorView& weight,
-                 const ForwardContext& context) const;
 
   AttentionConfig config_;
   AttentionWeights weights_;

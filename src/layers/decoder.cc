@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/check.h"
+#include "core/device_runtime.h"
 
 namespace cadre {
 
@@ -29,34 +29,34 @@ size_t Decoder::workspace_bytes(int64_t max_tokens, int num_threads) const {
          2 * query.tensor(DType::kF32, config_.rope.rotary_dim / 2) + block;
 }
 
-void Decoder::reserve(int64_t max_tokens) {
-  if (max_tokens <= reserved_tokens_) return;
-  positions_.resize(static_cast<size_t>(max_tokens));
-  rows_.resize(static_cast<size_t>(max_tokens));
-  reserved_tokens_ = max_tokens;
+void Decoder::reserve(int64_t max_tokens, const Stream& stream) {
+  plan_.reserve(max_tokens, stream.device);
+  if (inverse_frequencies_) return;
+  const auto half = static_cast<int64_t>(rope_.inverse.size());
+  inverse_frequencies_ = Tensor(DType::kF32, {half}, stream.device);
+  copy_tensor({rope_.inverse.data(), DType::kF32, {half}}, inverse_frequencies_, stream);
+  synchronize(stream);
 }
 
-void Decoder::forward(const DecoderStep& step, KvStore& cache, Workspace& workspace,
+void Decoder::set_inputs(const DecoderStep& step, const Stream& stream) {
+  plan_.fill(step.token_ids, step.sequences, step.wanted, stream);
+}
+
+void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& workspace,
                       const Stream& stream, MoeObserver* observer) {
-  const auto num_tokens = static_cast<int64_t>(step.token_ids.size());
-  CADRE_ASSERT(num_tokens <= reserved_tokens_);
-  for (const SequenceSpan& s : step.sequences) {
-    for (int64_t t = 0; t < s.num_tokens; ++t) {
-      positions_[static_cast<size_t>(s.first_row + t)] = static_cast<int32_t>(s.past + t);
-    }
-  }
+  const StepTokens& tokens = plan_.tokens();
+  const int64_t num_tokens = tokens.num_tokens();
   const Workspace::Scope scope(workspace);
-  ForwardContext context{ops_, workspace, stream,  config_.compute_dtype, step.sequences, {},
+  ForwardContext context{ops_, workspace, stream,  config_.compute_dtype, tokens, {},
                          {},   cache,     observer};
   const MutableTensorView residual = context.take(DType::kF32, {num_tokens, config_.hidden_size});
   const Dims angles{num_tokens, static_cast<int64_t>(rope_.inverse.size())};
   const MutableTensorView cos = context.take(DType::kF32, angles);
   const MutableTensorView sin = context.take(DType::kF32, angles);
-  ops_.rope_angles({positions_.data(), step.token_ids.size()}, rope_.inverse, rope_.scale, cos, sin,
-                   stream);
+  ops_.rope_angles(tokens.positions, inverse_frequencies_.view(), rope_.scale, cos, sin, stream);
   context.rope_cos = cos;
   context.rope_sin = sin;
-  ops_.embedding(step.token_ids, weights_.embedding, residual, stream);
+  ops_.embedding(plan_.token_ids(), weights_.embedding, residual, stream);
   run_layers(residual, context);
   write_logits(step, residual, context);
 }
@@ -84,12 +84,11 @@ void Decoder::write_logits(const DecoderStep& step, const TensorView& residual,
                            const ForwardContext& context) {
   const auto count = static_cast<int64_t>(step.wanted.size());
   if (count == 0) return;
-  for (size_t i = 0; i < step.wanted.size(); ++i) rows_[i] = step.wanted[i].row;
   const Workspace::Scope scope(context.workspace);
   const Dims shape{count, config_.hidden_size};
   const MutableTensorView picked = context.take(DType::kF32, shape);
   const MutableTensorView x = context.take(config_.compute_dtype, shape);
-  ops_.gather_rows(residual, {rows_.data(), step.wanted.size()}, picked, context.stream);
+  ops_.gather_rows(residual, plan_.wanted_rows(), picked, context.stream);
   ops_.rms_norm(picked, weights_.norm, config_.norm_eps, x, context.stream);
   // One product for each run of neighbouring target rows.
   for (int64_t begin = 0; begin < count;) {

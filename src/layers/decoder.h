@@ -12,6 +12,7 @@
 #include "layers/kv_store.h"
 #include "layers/moe_block.h"
 #include "layers/rope.h"
+#include "layers/step_plan.h"
 
 namespace cadre {
 
@@ -37,12 +38,6 @@ struct DecoderConfig {
   RopeConfig rope = {};
 };
 
-/// Where a row of logits goes.
-struct LogitsRow {
-  int32_t row = 0;     // of this step's tokens
-  int64_t target = 0;  // of the logits
-};
-
 /// One step: at most reserved_tokens() new tokens.
 struct DecoderStep {
   std::span<const int32_t> token_ids;
@@ -63,12 +58,16 @@ class Decoder {
   }
 
   size_t workspace_bytes(int64_t max_tokens, int num_threads) const;
-  /// Host memory of steps of up to max_tokens tokens.
-  void reserve(int64_t max_tokens);
-  int64_t reserved_tokens() const { return reserved_tokens_; }
+  /// Memory of steps of up to max_tokens tokens, beside the workspace.
+  void reserve(int64_t max_tokens, const Stream& stream);
+  int64_t reserved_tokens() const { return plan_.reserved_tokens(); }
 
-  /// Runs a step and stores its keys and values; lengths of the cache are the caller's.
-  void forward(const DecoderStep& step, KvStore& cache, Workspace& workspace, const Stream& stream,
+  /// Brings a step's ids, positions and slots to the device; the step before must be done.
+  void set_inputs(const DecoderStep& step, const Stream& stream);
+  /// Runs the step that set_inputs() brought and stores its keys and values; lengths of the cache
+  /// are the caller's. On a GPU it may be recorded, and serves later steps with the same numbers of
+  /// tokens and sequences, the same `wanted`, logits and cache memory.
+  void compute(const DecoderStep& step, KvStore& cache, Workspace& workspace, const Stream& stream,
                MoeObserver* observer);
 
  private:
@@ -80,9 +79,8 @@ class Decoder {
   DecoderWeights weights_;
   DenseOps& ops_;
   RopeFrequencies rope_;
-  int64_t reserved_tokens_ = 0;
-  std::vector<int32_t> positions_;  // [reserved_tokens]
-  std::vector<int32_t> rows_;       // [reserved_tokens] rows whose logits are wanted
+  Tensor inverse_frequencies_;  // rope_.inverse on the ops' device
+  StepPlan plan_;
 };
 
 }  // namespace cadre

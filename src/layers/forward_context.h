@@ -1,8 +1,6 @@
 // What all blocks of a forward share.
 #pragma once
 
-#include <span>
-
 #include "cadre/stream.h"
 #include "cadre/tensor.h"
 #include "cadre/workspace.h"
@@ -35,7 +33,7 @@ struct ForwardContext {
   Workspace& workspace;
   const Stream& stream;
   DType compute_dtype;
-  std::span<const SequenceSpan> sequences;
+  StepTokens tokens;
   TensorView rope_cos;  // [num_tokens, half] f32
   TensorView rope_sin;
   KvStore& cache;
@@ -60,6 +58,9 @@ struct WorkspaceQuery {
   }
   size_t linear(int64_t k) const {
     return ops.linear_workspace_bytes(max_tokens, k, compute_dtype, num_threads);
+  }
+  size_t linear_add(int64_t n, int64_t k) const {
+    return ops.linear_add_workspace_bytes(max_tokens, n, k, compute_dtype, num_threads);
   }
 };
 

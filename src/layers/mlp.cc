@@ -16,8 +16,9 @@ void Mlp::forward(const TensorView& x, MutableTensorView out, const ForwardConte
   const MutableTensorView gate = context.take(DType::kF32, shape);
   const MutableTensorView up = context.take(DType::kF32, shape);
   const MutableTensorView hidden = context.take(context.compute_dtype, shape);
-  context.ops.linear(x, weights_.gate, gate, context.workspace, context.stream);
-  context.ops.linear(x, weights_.up, up, context.workspace, context.stream);
+  const LinearWeights* const weights[] = {&weights_.gate, &weights_.up};
+  const MutableTensorView outs[] = {gate, up};
+  context.ops.linear_group(x, weights, outs, context.workspace, context.stream);
   context.ops.gated_activation(gate, up, activation_, hidden, context.stream);
   context.ops.linear(hidden, weights_.down, out, context.workspace, context.stream);
 }

@@ -148,7 +148,7 @@ void DecoderModel::reserve(int64_t max_tokens) {
   }
   spans_.reserve(static_cast<size_t>(step));
   wanted_.reserve(static_cast<size_t>(step));
-  decoder_.reserve(step);
+  decoder_.reserve(step, Stream::cpu(threads_));
 }
 
 DecoderModel::Cache& DecoderModel::check_input(const ForwardInput& input, KvCache& cache,
@@ -217,7 +217,9 @@ void DecoderModel::run_steps(const ForwardInput& input, KvStore& store,
     const int64_t end = plan_step(input, store, begin);
     const auto ids =
         input.token_ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    decoder_.forward({ids, spans_, wanted_, logits}, store, workspace_, stream, observer);
+    const DecoderStep step{ids, spans_, wanted_, logits};
+    decoder_.set_inputs(step, stream);
+    decoder_.compute(step, store, workspace_, stream, observer);
     begin = end;
   }
 }

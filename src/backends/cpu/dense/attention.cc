@@ -62,20 +62,20 @@ struct Cut {
   int64_t head_pieces() const { return args.keys.dim(1) * heads_per_group(); }
   int64_t count() const {
     int64_t tiles = 0;
-    for (const SequenceSpan& s : args.sequences) tiles += ceil_div(s.num_tokens, kRowTile);
+    for (const SequenceSpan& s : args.tokens.sequences) tiles += ceil_div(s.num_tokens, kRowTile);
     return tiles * head_pieces();
   }
   Piece piece(int64_t index) const {
     const int64_t head_piece = index % head_pieces();
     int64_t tile = index / head_pieces();
     size_t s = 0;
-    while (tile >= ceil_div(args.sequences[s].num_tokens, kRowTile)) {
-      tile -= ceil_div(args.sequences[s++].num_tokens, kRowTile);
+    while (tile >= ceil_div(args.tokens.sequences[s].num_tokens, kRowTile)) {
+      tile -= ceil_div(args.tokens.sequences[s++].num_tokens, kRowTile);
     }
     const int64_t in_group = head_piece % heads_per_group() * heads;
     const int64_t kv_head = head_piece / heads_per_group();
-    return {args.sequences[s], kv_head * group + in_group, std::min(heads, group - in_group),
-            tile * kRowTile, std::min((tile + 1) * kRowTile, args.sequences[s].num_tokens)};
+    return {args.tokens.sequences[s], kv_head * group + in_group, std::min(heads, group - in_group),
+            tile * kRowTile, std::min((tile + 1) * kRowTile, args.tokens.sequences[s].num_tokens)};
   }
 
   const AttentionArgs& args;
@@ -177,13 +177,13 @@ class PieceRun {
 
 }  // namespace
 
-void CpuDenseOps::store_kv(const TensorView& x, std::span<const SequenceSpan> sequences,
-                           MutableTensorView cache, const Stream& stream) {
+void CpuDenseOps::store_kv(const TensorView& x, const StepTokens& tokens, MutableTensorView cache,
+                           const Stream& stream) {
   CADRE_ASSERT(x.dtype() == cache.dtype() && x.dim(1) == cache.dim(1) && x.dim(2) == cache.dim(3));
   const int64_t heads = x.dim(1);
   const int64_t dim = x.dim(2);
   const size_t row_bytes = static_cast<size_t>(dim) * size_of(x.dtype());
-  for (const SequenceSpan& s : sequences) {
+  for (const SequenceSpan& s : tokens.sequences) {
     for_row_ranges(stream, s.num_tokens, heads * dim, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
         for (int64_t head = 0; head < heads; ++head) {
@@ -212,7 +212,8 @@ void CpuDenseOps::attention(const AttentionArgs& args, Workspace& workspace, con
   });
 }
 
-size_t CpuDenseOps::attention_workspace_bytes(const AttentionShape& shape, int num_threads) const {
+size_t CpuDenseOps::attention_workspace_bytes(const AttentionShape& shape, int64_t /*max_tokens*/,
+                                              int num_threads) const {
   return Scratch::bytes(shape.head_dim) * static_cast<size_t>(num_threads);
 }
 

@@ -39,7 +39,7 @@ class AttentionOp : public OpsTest {
   Tensor run(const std::vector<SequenceSpan>& sequences) {
     Tensor out(q_->dtype(), q_->shape());
     std::memset(out->mutable_data(), 0xff, out->nbytes());  // NaN in every dtype
-    ops_.attention({q_.view(), keys_.view(), values_.view(), sequences, 0.3f, shape_.window, out},
+    ops_.attention({q_.view(), keys_.view(), values_.view(), {sequences}, 0.3f, shape_.window, out},
                    workspace_, stream_);
     return out;
   }
@@ -166,7 +166,8 @@ TEST_F(AttentionOp, StoresNewTokensWhereAttentionLooks) {
   const Tensor x = random(DType::kF16, {6, 2, 5});
   const Tensor cache(DType::kF16, {2, 2, 10, 5});
   std::memset(cache->mutable_data(), 0, cache->nbytes());
-  ops_.store_kv(x.view(), std::vector<SequenceSpan>{{1, 0, 4, 3}, {0, 4, 2, 0}}, cache, stream_);
+  const std::vector<SequenceSpan> sequences = {{1, 0, 4, 3}, {0, 4, 2, 0}};
+  ops_.store_kv(x.view(), {sequences}, cache, stream_);
   for (int64_t head = 0; head < 2; ++head) {
     for (int64_t t = 0; t < 4; ++t) {
       EXPECT_EQ(to_doubles(cache.view()[1][head][3 + t]), to_doubles(x.view()[t][head]));
@@ -179,11 +180,11 @@ TEST_F(AttentionOp, StoresNewTokensWhereAttentionLooks) {
 TEST_F(AttentionOp, TakesWhatItSaysAndAllocatesNothing) {
   fill(DType::kBF16, {8, 2, 64, 0}, 40);
   const Tensor out(DType::kBF16, q_->shape());
-  Workspace exact({}, ops_.attention_workspace_bytes({8, 2, 64}, threads_.num_threads()));
+  Workspace exact({}, ops_.attention_workspace_bytes({8, 2, 64}, 40, threads_.num_threads()));
   const std::vector<SequenceSpan> sequences = {{0, 0, 40, 10}};
-  ops_.attention({q_.view(), keys_.view(), values_.view(), sequences, 1, 0, out}, exact, stream_);
+  ops_.attention({q_.view(), keys_.view(), values_.view(), {sequences}, 1, 0, out}, exact, stream_);
   const test::AllocationCounter counter;
-  ops_.attention({q_.view(), keys_.view(), values_.view(), sequences, 1, 0, out}, exact, stream_);
+  ops_.attention({q_.view(), keys_.view(), values_.view(), {sequences}, 1, 0, out}, exact, stream_);
   const int64_t allocations = counter.count();
   EXPECT_EQ(allocations, 0);
   EXPECT_EQ(exact.used(), 0u);

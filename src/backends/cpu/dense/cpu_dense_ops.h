@@ -13,9 +13,9 @@ class CpuDenseOps final : public DenseOps {
               Workspace& workspace, const Stream& stream) override;
   size_t linear_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
                                 int num_threads) const override;
-  void embedding(std::span<const int32_t> ids, const TensorView& table, MutableTensorView out,
+  void embedding(const TensorView& ids, const TensorView& table, MutableTensorView out,
                  const Stream& stream) override;
-  void gather_rows(const TensorView& x, std::span<const int32_t> rows, MutableTensorView out,
+  void gather_rows(const TensorView& x, const TensorView& rows, MutableTensorView out,
                    const Stream& stream) override;
   void rms_norm(const TensorView& x, const TensorView& weight, float eps, MutableTensorView out,
                 const Stream& stream) override;
@@ -25,15 +25,15 @@ class CpuDenseOps final : public DenseOps {
   void clamp(MutableTensorView x, float limit, const Stream& stream) override;
   void gated_activation(const TensorView& gate, const TensorView& up, Activation activation,
                         MutableTensorView out, const Stream& stream) override;
-  void rope_angles(std::span<const int32_t> positions, std::span<const float> inverse_frequencies,
-                   float scale, MutableTensorView cos, MutableTensorView sin,
-                   const Stream& stream) override;
+  void rope_angles(const TensorView& positions, const TensorView& inverse_frequencies, float scale,
+                   MutableTensorView cos, MutableTensorView sin, const Stream& stream) override;
   void rope(MutableTensorView x, const TensorView& cos, const TensorView& sin,
             const Stream& stream) override;
-  void store_kv(const TensorView& x, std::span<const SequenceSpan> sequences,
-                MutableTensorView cache, const Stream& stream) override;
+  void store_kv(const TensorView& x, const StepTokens& tokens, MutableTensorView cache,
+                const Stream& stream) override;
   void attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) override;
-  size_t attention_workspace_bytes(const AttentionShape& shape, int num_threads) const override;
+  size_t attention_workspace_bytes(const AttentionShape& shape, int64_t max_tokens,
+                                   int num_threads) const override;
   void route(const TensorView& logits, const TensorView& correction_bias,
              const RouterOptions& options, MutableTensorView top_k_index,
              MutableTensorView top_k_weights, Workspace& workspace, const Stream& stream) override;

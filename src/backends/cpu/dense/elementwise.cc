@@ -73,17 +73,18 @@ void map_rows(const TensorView& a, const TensorView& b, const MutableTensorView&
 
 }  // namespace
 
-void CpuDenseOps::embedding(std::span<const int32_t> ids, const TensorView& table,
-                            MutableTensorView out, const Stream& stream) {
+void CpuDenseOps::embedding(const TensorView& ids, const TensorView& table, MutableTensorView out,
+                            const Stream& stream) {
   gather_rows(table, ids, out, stream);
 }
 
-void CpuDenseOps::gather_rows(const TensorView& x, std::span<const int32_t> rows,
-                              MutableTensorView out, const Stream& stream) {
-  const auto count = static_cast<int64_t>(rows.size());
+void CpuDenseOps::gather_rows(const TensorView& x, const TensorView& rows, MutableTensorView out,
+                              const Stream& stream) {
+  const int64_t count = rows.dim(0);
+  const int32_t* indices = rows.as<int32_t>();
   CADRE_ASSERT(out.dim(0) >= count && row_width(out) == row_width(x));
   for_row_ranges(stream, count, row_width(x), [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) copy_row(x, rows[static_cast<size_t>(i)], out, i);
+    for (int64_t i = begin; i < end; ++i) copy_row(x, indices[i], out, i);
   });
 }
 

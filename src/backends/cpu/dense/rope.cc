@@ -28,19 +28,21 @@ void rotate_pairs(std::byte* head, DType dtype, int64_t begin, int64_t count, in
 
 }  // namespace
 
-void CpuDenseOps::rope_angles(std::span<const int32_t> positions,
-                              std::span<const float> inverse_frequencies, float scale,
-                              MutableTensorView cos, MutableTensorView sin, const Stream& stream) {
-  const auto half = static_cast<int64_t>(inverse_frequencies.size());
-  const auto count = static_cast<int64_t>(positions.size());
+void CpuDenseOps::rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
+                              float scale, MutableTensorView cos, MutableTensorView sin,
+                              const Stream& stream) {
+  const int64_t half = inverse_frequencies.dim(0);
+  const int64_t count = positions.dim(0);
+  const int32_t* position_of = positions.as<int32_t>();
+  const float* inverse = inverse_frequencies.as<float>();
   CADRE_ASSERT(cos.numel() == count * half && sin.numel() == count * half);
   float* cos_out = cos.as<float>();
   float* sin_out = sin.as<float>();
   for_row_ranges(stream, count, 40 * half, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      const auto position = static_cast<float>(positions[static_cast<size_t>(t)]);
+      const auto position = static_cast<float>(position_of[t]);
       for (int64_t i = 0; i < half; ++i) {
-        const float angle = position * inverse_frequencies[static_cast<size_t>(i)];
+        const float angle = position * inverse[i];
         cos_out[t * half + i] = std::cos(angle) * scale;
         sin_out[t * half + i] = std::sin(angle) * scale;
       }

@@ -10,6 +10,13 @@
 namespace cadre::cpu {
 namespace {
 
+TensorView vector_view(const std::vector<int32_t>& values) {
+  return {values.data(), DType::kI32, {static_cast<int64_t>(values.size())}};
+}
+TensorView vector_view(const std::vector<float>& values) {
+  return {values.data(), DType::kF32, {static_cast<int64_t>(values.size())}};
+}
+
 using test::to_doubles;
 
 class RowOps : public OpsTest {};
@@ -102,9 +109,9 @@ TEST_F(RowOps, EmbeddingAndGatherConvert) {
   const Tensor table = random(DType::kF16, {11, 600});
   const Tensor out(DType::kF32, {3, 600});
   const std::vector<int32_t> ids = {10, 0, 10};
-  ops_.embedding(ids, table.view(), out, stream_);
+  ops_.embedding(vector_view(ids), table.view(), out, stream_);
   const Tensor same(DType::kF16, {3, 600});
-  ops_.gather_rows(table.view(), ids, same, stream_);
+  ops_.gather_rows(table.view(), vector_view(ids), same, stream_);
   const auto values = to_doubles(table.view());
   for (const TensorView& result : {TensorView(out.view()), TensorView(same.view())}) {
     const auto got = to_doubles(result);
@@ -193,7 +200,7 @@ TEST_F(RowOps, RopeRotatesHalvesAndLeavesTheRest) {
     const auto before = to_doubles(x.view());
     const Tensor cos(DType::kF32, {3, kHalf});
     const Tensor sin(DType::kF32, {3, kHalf});
-    ops_.rope_angles(positions, frequencies, 1.5f, cos, sin, stream_);
+    ops_.rope_angles(vector_view(positions), vector_view(frequencies), 1.5f, cos, sin, stream_);
     ops_.rope(x, cos.view(), sin.view(), stream_);
     std::vector<double> reference = before;
     for (size_t row = 0; row < 6; ++row) {
@@ -224,7 +231,7 @@ TEST_F(RowOps, NoTokensAndNoAllocations) {
   ops_.add_sigmoid_gated(x, x.view(), gate.view(), stream_);
   ops_.clamp(x, 2, stream_);
   ops_.gated_activation(x.view(), x.view(), Activation::kSilu, x, stream_);
-  ops_.gather_rows(x.view(), ids, x, stream_);
+  ops_.gather_rows(x.view(), vector_view(ids), x, stream_);
   const int64_t allocations = counter.count();
   EXPECT_EQ(allocations, 0);
 }

@@ -1,0 +1,173 @@
+#include "backends/cuda/device/device_runtime.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "backends/cuda/device/check.h"
+#include "cadre/error.h"
+#include "core/str_cat.h"
+
+namespace cadre::cuda {
+namespace {
+
+class CudaAllocator final : public Allocator {
+ public:
+  void* allocate(Device device, size_t bytes) override {
+    const DeviceGuard guard(device.index);
+    void* memory = nullptr;
+    const cudaError_t result = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
+    if (result == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      size_t free = 0;
+      size_t total = 0;
+      CADRE_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+      throw DeviceError(str_cat(to_string(device), ": could not allocate ", format_bytes(bytes),
+                                " of GPU memory: ", format_bytes(free), " of ", format_bytes(total),
+                                " is free; use a smaller model, batch or context, or free memory"));
+    }
+    CADRE_CUDA_CHECK(result);
+    return memory;
+  }
+  void deallocate(Device /*device*/, void* memory) noexcept override { cudaFree(memory); }
+};
+
+class CudaStream final : public DeviceStream {
+ public:
+  CudaStream(int index, ThreadPool* threads) {
+    const DeviceGuard guard(index);
+    cudaStream_t handle = nullptr;
+    CADRE_CUDA_CHECK(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking));
+    stream_ = {{DeviceType::kCuda, index}, threads, handle};
+  }
+  ~CudaStream() override { cudaStreamDestroy(stream_of(stream_)); }
+  const Stream& get() const override { return stream_; }
+
+ private:
+  Stream stream_;
+};
+
+class CudaGraph final : public DeviceGraph {
+ public:
+  explicit CudaGraph(cudaGraph_t graph) {
+    const cudaError_t result = cudaGraphInstantiate(&exec_, graph, 0);
+    cudaGraphDestroy(graph);
+    CADRE_CUDA_CHECK(result);
+  }
+  ~CudaGraph() override { cudaGraphExecDestroy(exec_); }
+  void launch(const Stream& stream) override {
+    CADRE_CUDA_CHECK(cudaGraphLaunch(exec_, stream_of(stream)));
+  }
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+class CudaRuntime final : public DeviceRuntime {
+ public:
+  CudaRuntime() {
+    int count = 0;
+    const cudaError_t result = cudaGetDeviceCount(&count);
+    if (result != cudaSuccess) {
+      cudaGetLastError();
+      why_none_ = str_cat("no usable NVIDIA GPU: ", cudaGetErrorString(result));
+      return;
+    }
+    if (count == 0) why_none_ = "no NVIDIA GPU was found";
+    for (int i = 0; i < count; ++i) {
+      cudaDeviceProp p;
+      CADRE_CUDA_CHECK(cudaGetDeviceProperties(&p, i));
+      properties_.push_back({p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem,
+                             static_cast<size_t>(p.l2CacheSize)});
+    }
+  }
+
+  const std::string& why_none() const override { return why_none_; }
+  int device_count() const override { return static_cast<int>(properties_.size()); }
+  DeviceProperties properties(int index) const override { return at(index); }
+  const DeviceProperties& at(int index) const { return properties_.at(static_cast<size_t>(index)); }
+  DeviceMemory memory(int index) const override {
+    const DeviceGuard guard(index);
+    DeviceMemory memory;
+    CADRE_CUDA_CHECK(cudaMemGetInfo(&memory.free_bytes, &memory.total_bytes));
+    return memory;
+  }
+  Allocator& allocator() override { return allocator_; }
+
+  std::shared_ptr<void> allocate_pinned(size_t bytes) override {
+    void* memory = nullptr;
+    CADRE_CUDA_CHECK(cudaMallocHost(&memory, std::max<size_t>(bytes, 1)));
+    return {memory, [](void* p) { cudaFreeHost(p); }};
+  }
+
+  std::unique_ptr<DeviceStream> make_stream(int index, ThreadPool* threads) override {
+    return std::make_unique<CudaStream>(index, threads);
+  }
+
+  void synchronize(const Stream& stream) override {
+    CADRE_CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
+  }
+
+  void copy(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    CADRE_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
+  }
+
+  void fill(void* to, uint8_t value, size_t bytes, const Stream& stream) override {
+    CADRE_CUDA_CHECK(cudaMemsetAsync(to, value, bytes, stream_of(stream)));
+  }
+
+  void upload(std::span<const Upload> uploads, int index, ThreadPool& threads,
+              FunctionRef<void(int64_t bytes)> on_bytes) override;
+
+  std::unique_ptr<DeviceGraph> capture(const Stream& stream, FunctionRef<void()> work) override {
+    const DeviceGuard guard(stream.device.index);
+    CADRE_CUDA_CHECK(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
+    cudaGraph_t graph = nullptr;
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(stream_of(stream), &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();
+      throw;
+    }
+    CADRE_CUDA_CHECK(cudaStreamEndCapture(stream_of(stream), &graph));
+    return std::make_unique<CudaGraph>(graph);
+  }
+
+ private:
+  std::string why_none_;
+  std::vector<DeviceProperties> properties_;
+  CudaAllocator allocator_;
+};
+
+void CudaRuntime::upload(std::span<const Upload> uploads, int index, ThreadPool& /*threads*/,
+                         FunctionRef<void(int64_t bytes)> on_bytes) {
+  const DeviceGuard guard(index);
+  int64_t done = 0;
+  for (const Upload& upload : uploads) {
+    if (upload.from_dtype != upload.to_dtype) throw Unsupported("upload: conversion");
+    const size_t bytes = static_cast<size_t>(upload.count) * size_of(upload.to_dtype);
+    CADRE_CUDA_CHECK(cudaMemcpy(upload.to, upload.from, bytes, cudaMemcpyHostToDevice));
+    done += static_cast<int64_t>(bytes);
+    on_bytes(done);
+  }
+}
+
+CudaRuntime& runtime() {
+  static CudaRuntime& instance = *new CudaRuntime;  // outlives every object that holds memory
+  return instance;
+}
+
+}  // namespace
+
+DeviceRuntime& device_runtime() { return runtime(); }
+
+const DeviceProperties& properties_of(int index) { return runtime().at(index); }
+
+int compute_capability(int index) {
+  if (index < 0 || index >= runtime().device_count()) return 0;
+  const DeviceProperties& p = runtime().at(index);
+  return 10 * p.major + p.minor;
+}
+
+}  // namespace cadre::cuda

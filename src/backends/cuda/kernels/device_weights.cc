@@ -1,0 +1,122 @@
+#include "backends/cuda/kernels/device_weights.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <vector>
+
+#include "backends/cuda/device/check.h"
+#include "backends/cuda/device/device_runtime.h"
+#include "cadre/allocator.h"
+#include "core/str_cat.h"
+
+namespace cadre::cuda {
+namespace {
+
+int64_t element_bytes(StorageFormat format) { return format == StorageFormat::kF32 ? 4 : 2; }
+
+int64_t byte_distance(const void* from, const void* to) {
+  return static_cast<const char*>(to) - static_cast<const char*>(from);
+}
+
+bool same_strides(const ExpertMatrix& a, const ExpertMatrix& b) {
+  return a.row_stride == b.row_stride && a.col_stride == b.col_stride;
+}
+bool same_strides(const ExpertVector& a, const ExpertVector& b) { return a.stride == b.stride; }
+
+DeviceMatrix to_device(const ExpertMatrix& m) { return {m.data, m.row_stride, m.col_stride}; }
+DeviceVector to_device(const ExpertVector& v) { return {v.data, v.stride}; }
+
+// Elements between neighbours when all experts lie evenly; empty otherwise.
+template <typename T>
+std::optional<int64_t> even_stride(const std::vector<T>& experts, int64_t element) {
+  if (experts.size() < 2) return 0;
+  const int64_t step = byte_distance(experts[0].data, experts[1].data);
+  if (step % element != 0) return std::nullopt;
+  for (size_t e = 1; e < experts.size(); ++e) {
+    const bool even = byte_distance(experts[e - 1].data, experts[e].data) == step &&
+                      same_strides(experts[e], experts[0]);
+    if (!even) return std::nullopt;
+  }
+  return step / element;
+}
+
+// Gathers the tables of a layer, to be copied to the device in one piece.
+class Tables {
+ public:
+  template <typename Result, typename T>
+  void add(const std::vector<T>& experts, int64_t element, Result& result) {
+    if (experts.empty()) return;
+    result.first = to_device(experts[0]);
+    if (const std::optional<int64_t> stride = even_stride(experts, element)) {
+      result.expert_stride = *stride;
+      return;
+    }
+    const size_t offset = bytes_.size();
+    using Entry = decltype(to_device(experts[0]));
+    bytes_.resize(offset + experts.size() * sizeof(Entry));
+    for (size_t e = 0; e < experts.size(); ++e) {
+      const Entry entry = to_device(experts[e]);
+      std::memcpy(bytes_.data() + offset + e * sizeof(Entry), &entry, sizeof(Entry));
+    }
+    places_.push_back({reinterpret_cast<const void**>(&result.table), offset});
+  }
+
+  std::shared_ptr<void> place(Device device) const {
+    if (bytes_.empty()) return nullptr;
+    std::shared_ptr<void> memory = allocate_shared_memory(device, bytes_.size());
+    const DeviceGuard guard(device.index);
+    CADRE_CUDA_CHECK(
+        cudaMemcpy(memory.get(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice));
+    for (const auto& [target, offset] : places_) {
+      *target = static_cast<const char*>(memory.get()) + offset;
+    }
+    return memory;
+  }
+
+ private:
+  std::vector<char> bytes_;
+  std::vector<std::pair<const void**, size_t>> places_;
+};
+
+}  // namespace
+
+CudaPrepared::CudaPrepared(const ExpertsQuery& q, std::shared_ptr<const ExpertsWeights> w)
+    : PreparedExperts(q, std::move(w)) {
+  const int64_t element = element_bytes(weights->format);
+  const auto bias = static_cast<int64_t>(size_of(weights->bias_dtype));
+  Tables tables;
+  tables.add(weights->gate, element, device.gate);
+  tables.add(weights->up, element, device.up);
+  tables.add(weights->down, element, device.down);
+  tables.add(weights->gate_bias, bias, device.gate_bias);
+  tables.add(weights->up_bias, bias, device.up_bias);
+  tables.add(weights->down_bias, bias, device.down_bias);
+  device.bias_dtype = weights->bias_dtype;
+  device.tables = tables.place(query.device);
+}
+
+Support supports_plain(const ExpertsQuery& query) {
+  Support support;
+  DeviceRuntime& runtime = device_runtime();
+  if (runtime.device_count() == 0) {
+    support.reasons.push_back(runtime.why_none());
+  } else if (query.device.index < 0 || query.device.index >= runtime.device_count()) {
+    support.reasons.push_back(str_cat("this machine has no ", to_string(query.device), ", only ",
+                                      runtime.device_count(), " GPUs"));
+  }
+  if (is_quantized(query.format)) {
+    support.reasons.push_back(
+        str_cat("needs bf16, fp16 or f32 weights, these are ", name_of(query.format)));
+  } else if (query.format != plain_format(query.compute_dtype)) {
+    support.reasons.push_back(str_cat("needs weights in the compute dtype ",
+                                      name_of(query.compute_dtype), " on a GPU, these are ",
+                                      name_of(query.format), "; loading a model converts them"));
+  }
+  if (query.ep_size != 1) {
+    support.reasons.push_back("expert parallelism is not part of this build yet");
+  }
+  return support;
+}
+
+}  // namespace cadre::cuda

@@ -1,0 +1,81 @@
+// Experts' weights as kernels take them: by base and stride where the experts of a layer lie evenly
+// (loaded models and fused tensors), else through a table in device memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cadre/experts.h"
+
+namespace cadre::cuda {
+
+/// One expert's matrix; strides in elements.
+struct DeviceMatrix {
+  const void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t col_stride = 1;
+};
+
+/// A projection of all experts of a layer, passed to kernels by value.
+struct DeviceMatrices {
+  DeviceMatrix first;         // expert 0
+  int64_t expert_stride = 0;  // elements from one expert's data to the next's; may be negative
+  const DeviceMatrix* table = nullptr;  // [E] in device memory; set when experts lie unevenly
+
+#ifdef __CUDACC__
+  template <typename T>
+  __device__ DeviceMatrix expert(int64_t e) const {
+    if (table != nullptr) return table[e];
+    DeviceMatrix result = first;
+    result.data = static_cast<const T*>(first.data) + e * expert_stride;
+    return result;
+  }
+#endif
+};
+
+struct DeviceVector {
+  const void* data = nullptr;  // null: no bias
+  int64_t stride = 1;
+};
+
+struct DeviceVectors {
+  DeviceVector first;
+  int64_t expert_stride = 0;
+  const DeviceVector* table = nullptr;
+
+#ifdef __CUDACC__
+  template <typename T>
+  __device__ DeviceVector expert(int64_t e) const {
+    if (table != nullptr) return table[e];
+    DeviceVector result = first;
+    if (result.data != nullptr) result.data = static_cast<const T*>(first.data) + e * expert_stride;
+    return result;
+  }
+#endif
+};
+
+struct DeviceWeights {
+  DeviceMatrices gate;  // first.data null without a gate
+  DeviceMatrices up;
+  DeviceMatrices down;
+  DType bias_dtype = DType::kF32;
+  DeviceVectors gate_bias;
+  DeviceVectors up_bias;
+  DeviceVectors down_bias;
+  std::shared_ptr<void> tables;  // device memory of the tables; null when there are none
+};
+
+/// What CUDA backends prepare: addresses, and tables of addresses where experts lie unevenly (a few
+/// KiB that added_bytes does not count: no weight is copied).
+struct CudaPrepared : PreparedExperts {
+  CudaPrepared(const ExpertsQuery& query, std::shared_ptr<const ExpertsWeights> weights);
+
+  DeviceWeights device;
+};
+
+/// The reasons that all CUDA backends of plain weights share: no usable GPU of that number, weights
+/// stored in another dtype than the compute dtype (the loader converts on its way to the GPU),
+/// quantised formats, expert parallelism.
+Support supports_plain(const ExpertsQuery& query);
+
+}  // namespace cadre::cuda

@@ -1,0 +1,45 @@
+// Launching kernels: one call that checks, and programmatic dependent launch (PDL) where a kernel
+// is written for it. For .cu files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "backends/cuda/device/check.h"
+
+namespace cadre::cuda {
+
+/// Dependent: the kernel may start before the one ahead of it in the stream has ended, and calls
+/// cudaGridDependencySynchronize() before it reads what that one writes (and before it writes what
+/// that one reads).
+enum class Launch : bool { kPlain, kDependent };
+
+template <typename... Parameters, typename... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            size_t shared_bytes, cudaStream_t stream, Launch mode, Arguments&&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = mode == Launch::kDependent ? 1 : 0;
+  const cudaError_t result =
+      cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  check(result, name, __FILE__, __LINE__);
+}
+
+/// More than 48 KiB of shared memory must be asked for once per kernel and device; call it before
+/// each launch, it remembers nothing and is cheap.
+template <typename Kernel>
+void allow_shared_memory(Kernel kernel, size_t bytes) {
+  if (bytes <= 48 * 1024) return;
+  CADRE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(bytes)));
+}
+
+}  // namespace cadre::cuda

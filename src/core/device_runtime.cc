@@ -1,0 +1,53 @@
+#include "core/device_runtime.h"
+
+#include <cstring>
+
+#include "cadre/error.h"
+#include "core/check.h"
+#include "core/compiled_device_runtimes.h"
+#include "core/str_cat.h"
+
+namespace cadre {
+
+DeviceRuntime* find_device_runtime(DeviceType type) {
+  for (const CompiledDeviceRuntime& entry : compiled_device_runtimes()) {
+    if (entry.type == type) return &entry.get();
+  }
+  return nullptr;
+}
+
+DeviceRuntime& device_runtime(Device device) {
+  DeviceRuntime* runtime = find_device_runtime(device.type);
+  if (runtime == nullptr) {
+    throw Unsupported(str_cat("device ", to_string(device),
+                              ": this build of Cadre has nothing for ", name_of(device.type),
+                              "; use the cpu, or build where nvcc is found"));
+  }
+  const int count = runtime->device_count();
+  if (count == 0) {
+    throw DeviceError(str_cat("device ", to_string(device), ": ", runtime->why_none()));
+  }
+  if (device.index < 0 || device.index >= count) {
+    throw DeviceError(str_cat("device ", to_string(device), ": expected a number from 0 to ",
+                              count - 1, ", this machine has ", count, " of them"));
+  }
+  return *runtime;
+}
+
+void copy_tensor(const TensorView& from, const MutableTensorView& to, const Stream& stream) {
+  CADRE_ASSERT(from.dtype() == to.dtype() && from.shape() == to.shape() && from.is_contiguous() &&
+               to.is_contiguous());
+  const size_t bytes = from.nbytes();
+  if (bytes == 0) return;
+  if (stream.device.type == DeviceType::kCpu) {
+    std::memcpy(to.mutable_data(), from.data(), bytes);
+  } else {
+    device_runtime(stream.device).copy(to.mutable_data(), from.data(), bytes, stream);
+  }
+}
+
+void synchronize(const Stream& stream) {
+  if (stream.device.type != DeviceType::kCpu) device_runtime(stream.device).synchronize(stream);
+}
+
+}  // namespace cadre

@@ -1,0 +1,110 @@
+// What the upper layers need of a GPU without knowing its programming interface: which there are,
+// memory and copies, streams and graphs. Backends of a device give the one implementation. The CPU
+// has none: its memory is the host's and its calls have finished when they return.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "cadre/allocator.h"
+#include "cadre/device.h"
+#include "cadre/dtype.h"
+#include "cadre/function_ref.h"
+#include "cadre/stream.h"
+#include "cadre/tensor.h"
+
+namespace cadre {
+
+class ThreadPool;
+
+struct DeviceProperties {
+  std::string name;  // "NVIDIA H200"
+  int major = 0;     // compute capability
+  int minor = 0;
+  int num_multiprocessors = 0;
+  size_t memory_bytes = 0;
+  size_t l2_bytes = 0;
+};
+
+struct DeviceMemory {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+};
+
+/// One tensor on its way from host memory to a device, converted from one dtype to another (equal,
+/// or both float32, bfloat16 or float16).
+struct Upload {
+  const void* from = nullptr;  // on the host, contiguous
+  DType from_dtype = DType::kF32;
+  void* to = nullptr;  // on the device
+  DType to_dtype = DType::kF32;
+  int64_t count = 0;  // elements
+};
+
+/// Work that was recorded once and is launched again and again.
+class DeviceGraph {
+ public:
+  virtual ~DeviceGraph() = default;
+  virtual void launch(const Stream& stream) = 0;
+};
+
+/// A stream of its own that ends with the object.
+class DeviceStream {
+ public:
+  virtual ~DeviceStream() = default;
+  virtual const Stream& get() const = 0;
+};
+
+/// All calls throw DeviceError naming the operation, the device and what the driver said.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+
+  /// Why no device can be used ("no NVIDIA driver was found ..."); empty when device_count() > 0.
+  virtual const std::string& why_none() const = 0;
+  virtual int device_count() const = 0;
+  virtual DeviceProperties properties(int index) const = 0;
+  virtual DeviceMemory memory(int index) const = 0;
+
+  virtual Allocator& allocator() = 0;
+  /// Host memory that copies to and from the device do not have to stage.
+  virtual std::shared_ptr<void> allocate_pinned(size_t bytes) = 0;
+
+  virtual std::unique_ptr<DeviceStream> make_stream(int index, ThreadPool* threads) = 0;
+  /// Waits until all work of the stream is done; reports faults of that work.
+  virtual void synchronize(const Stream& stream) = 0;
+
+  /// In order of the stream. One side is device memory, the other device or host memory; pinned
+  /// host memory must stay as it is until the stream has come to the copy.
+  virtual void copy(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
+  virtual void fill(void* to, uint8_t value, size_t bytes, const Stream& stream) = 0;
+
+  /// Copies many tensors through pinned buffers, the host side read by `threads`; `on_bytes` is
+  /// told how many bytes have come to the device so far. All is there when it returns.
+  virtual void upload(std::span<const Upload> uploads, int index, ThreadPool& threads,
+                      FunctionRef<void(int64_t bytes)> on_bytes) = 0;
+
+  /// Records what `work` puts into the stream, running none of it. `work` must not synchronize,
+  /// allocate or read what the device computes. When it throws, nothing is recorded and the stream
+  /// is as before.
+  virtual std::unique_ptr<DeviceGraph> capture(const Stream& stream, FunctionRef<void()> work) = 0;
+};
+
+/// Null when this build has none for the device type (always for the CPU).
+DeviceRuntime* find_device_runtime(DeviceType type);
+
+/// Throws Unsupported when this build has none, DeviceError with the reason when the device cannot
+/// be used (no driver, no such number), saying which can.
+DeviceRuntime& device_runtime(Device device);
+
+/// Copies between a host and a device tensor or two tensors of one device, in the order of the
+/// stream; shapes and dtypes are equal, both contiguous. On the CPU a plain copy.
+void copy_tensor(const TensorView& from, const MutableTensorView& to, const Stream& stream);
+
+/// Waits for the stream; nothing to do on the CPU.
+void synchronize(const Stream& stream);
+
+}  // namespace cadre

@@ -1,0 +1,45 @@
+// What a step's kernels read besides weights: token ids, positions, slots. Filled on the host,
+// copied to the ops' device in one piece, to places that depend on the numbers of tokens, sequences
+// and wanted rows alone: a recorded step reads the next step's values there.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "cadre/tensor.h"
+#include "dense/dense_ops.h"
+
+namespace cadre {
+
+/// Where a row of logits goes.
+struct LogitsRow {
+  int32_t row = 0;     // of this step's tokens
+  int64_t target = 0;  // of the logits
+};
+
+class StepPlan {
+ public:
+  /// Room for steps of up to max_tokens tokens. Only when no step is under way.
+  void reserve(int64_t max_tokens, Device device);
+  int64_t reserved_tokens() const { return reserved_; }
+
+  /// The inputs of a step; spans must live as long as the views below are used. The copy is in the
+  /// stream when this returns; the step before must be done.
+  void fill(std::span<const int32_t> token_ids, std::span<const SequenceSpan> sequences,
+            std::span<const LogitsRow> wanted, const Stream& stream);
+
+  TensorView token_ids() const { return ids_; }     // [num_tokens] i32
+  TensorView wanted_rows() const { return rows_; }  // [wanted] i32
+  const StepTokens& tokens() const { return tokens_; }
+
+ private:
+  int64_t reserved_ = 0;
+  std::shared_ptr<void> host_;    // [6 parts of reserved] i32, pinned for a GPU
+  std::shared_ptr<void> memory_;  // the same on the device; host_ itself on the CPU
+  TensorView ids_;
+  TensorView rows_;
+  StepTokens tokens_;
+};
+
+}  // namespace cadre
