@@ -108,10 +108,16 @@ void add_run_options(CLI::App& command, CommonOptions& common) {
   command
       .add_option_function<std::string>(
           "--decode-experts",
-          [](const std::string& text) {
-            if (text == "auto" || text == "off") return;
-            parse_number<int64_t>("--decode-experts (auto, off or N)", text, 1,
-                                  std::numeric_limits<int64_t>::max());
+          [&common](const std::string& text) {
+            DecodeExperts& decode = common.load.decode_experts;
+            if (text == "auto") {
+              decode.max_tokens = DecodeExperts::kAuto;
+            } else if (text == "off") {
+              decode.max_tokens = DecodeExperts::kOff;
+            } else {
+              decode.max_tokens = parse_number<int64_t>("--decode-experts (auto, off or N)", text,
+                                                        1, std::numeric_limits<int64_t>::max());
+            }
           },
           "GPU: use batched_mm for steps of up to N tokens; auto: N as measured. The CPU keeps its "
           "backend")
@@ -259,6 +265,7 @@ std::string model_path(const CommonOptions& common) {
 LoadOptions load_options(const CommonOptions& common) {
   LoadOptions options = common.load;
   options.experts_implementation = chosen_experts(common);
+  options.graphs = !common.no_graph;
   return options;
 }
 

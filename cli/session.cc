@@ -13,6 +13,7 @@
 #include "io/file_handle.h"
 #include "io/safetensors.h"
 #include "models/prepack.h"
+#include "models/weight_placement.h"
 #include "progress.h"
 
 namespace cadre::cli {
@@ -43,9 +44,11 @@ std::string cpu_instruction_set() {
 std::unique_ptr<Model> load_model(const CommonOptions& common) {
   Progress layers(ProgressTerminal::standard_error(common.quiet), "layers");
   Progress experts(ProgressTerminal::standard_error(common.quiet), "experts");
+  Progress weights(ProgressTerminal::standard_error(common.quiet), "MiB");
   LoadOptions options = load_options(common);
   options.progress = [&](std::string_view what, int64_t done, int64_t total) {
-    (what == kPackingExperts ? experts : layers).update(what, done, total);
+    Progress& bar = what == kPackingExperts ? experts : what == kLoadingWeights ? weights : layers;
+    bar.update(what, done, total);
   };
   return Model::from_pretrained(model_path(common), options);
 }

@@ -198,6 +198,9 @@ class ExpertsBackend {
   virtual std::unique_ptr<PreparedExperts> prepare(
       const ExpertsQuery& query, std::shared_ptr<const ExpertsWeights> weights) = 0;
 
+  /// Whether forward() on a GPU may be recorded into a graph: it reads nothing on the host.
+  virtual bool can_be_captured() const { return true; }
+
   /// Workspace that a forward of up to max_tokens tokens takes on a stream with `num_threads` CPU
   /// threads.
   virtual size_t workspace_bytes(const ExpertsQuery& query, int64_t max_tokens,

@@ -28,13 +28,22 @@ struct ExpertsImplementation : std::map<std::string, std::string, std::less<>> {
   ExpertsImplementation(const char* name) : map{{"", name}} {}  // NOLINT(*-explicit-constructor)
 };
 
-/// Whether loading copies the experts into the packed form that CPU kernels read fastest (see
-/// prepack() in experts.h). kOff: they are read where the checkpoint lies, and loading is over at
-/// once. kAuto: kOff, for the time being.
+/// CPU only. Whether loading copies the experts into the packed form that its kernels read fastest
+/// (see prepack() in experts.h). kOff: they are read where the checkpoint lies, and loading is over
+/// at once. kAuto: kOff, for the time being.
 enum class Prepack : uint8_t { kAuto, kOn, kOff };
 
 /// How far a long step (reading weights, say) has come. Called from the loading thread.
 using ProgressCallback = std::function<void(std::string_view what, int64_t done, int64_t total)>;
+
+/// On a GPU, a step of few tokens (decoding, as a rule) of experts that run on "grouped_mm" takes
+/// "batched_mm" instead, where that can run; other choices are kept at every size. What
+/// get_experts_implementation() tells does not change. On the CPU nothing switches.
+struct DecodeExperts {
+  static constexpr int64_t kAuto = -1;  // the measured crossover
+  static constexpr int64_t kOff = 0;
+  int64_t max_tokens = kAuto;  // of a step that switches, over all its sequences
+};
 
 struct LoadOptions {
   /// Empty: "grouped_mm" where it can run, else "eager". "batched_mm" sets the whole model.
@@ -43,8 +52,10 @@ struct LoadOptions {
   std::optional<DType> dtype = {};   // compute dtype; empty: the checkpoint's
   bool dequantize = false;           // FineGrainedFP8Config{.dequantize = true}
   Prepack prepack = Prepack::kAuto;  // kOn: DeviceError when memory does not suffice
-  int num_threads = 0;               // 0: default_num_threads()
-  std::string revision = {};         // of a hub id; empty: refs/main
+  DecodeExperts decode_experts = {};
+  bool graphs = true;  // GPU: a decode step is recorded once and replayed, where its backends allow
+  int num_threads = 0;        // 0: default_num_threads()
+  std::string revision = {};  // of a hub id; empty: refs/main
   ProgressCallback progress = {};
 };
 
@@ -65,10 +76,12 @@ struct ModelInfo {
   std::vector<std::string> sub_configs;  // names of sub-configs; empty for a plain text model
 };
 
-/// Bytes by purpose. mapped: of the checkpoint's files; added: by packed experts and backends' own
-/// layouts.
+/// Bytes by purpose. mapped: of the checkpoint's files, read in place (CPU); weights: copied to the
+/// GPU; added: by packed experts and backends' own layouts. All but mapped lie on the model's
+/// device.
 struct MemoryReport {
   size_t mapped_bytes = 0;
+  size_t weights_bytes = 0;
   size_t added_bytes = 0;
   size_t workspace_bytes = 0;
   size_t kv_cache_bytes = 0;  // of all living caches
@@ -96,7 +109,8 @@ struct ForwardInput {
   LogitsRows rows = LogitsRows::kLastOfEach;
 };
 
-/// What a MoE layer saw and gave, for capture and replay. Views are valid during the callback only.
+/// What a MoE layer saw and gave, for capture and replay. Views lie on the host, also when the
+/// model runs on a GPU, and are valid during the callback only.
 struct MoeLayerRecord {
   int64_t layer = 0;
   TensorView hidden_states;  // [num_tokens, hidden_size] compute dtype
@@ -135,14 +149,19 @@ class Model {
   /// call that allocates workspace; forward() calls it with 512 when nobody did.
   virtual void reserve(int64_t max_tokens) = 0;
 
-  /// Runs the new tokens, appends them to the cache and writes logits, f32: [num_sequences,
-  /// vocab_size] for kLastOfEach (rows of skipped sequences are left alone), [total tokens,
-  /// vocab_size] for kAll.
+  /// Runs the new tokens, appends them to the cache and writes logits, f32, on the model's device
+  /// or on the host: [num_sequences, vocab_size] for kLastOfEach (rows of skipped sequences are
+  /// left alone), [total tokens, vocab_size] for kAll.
   virtual void forward(const ForwardInput& input, KvCache& cache, MutableTensorView logits,
                        const MoeHooks* hooks = nullptr) = 0;
 
   /// One entry for the model ("") and one per sub-config that has experts.
   virtual ExpertsImplementation get_experts_implementation() const = 0;
+
+  /// The same, as a step of `num_tokens` tokens over all sequences runs: see DecodeExperts.
+  virtual ExpertsImplementation experts_of_step([[maybe_unused]] int64_t num_tokens) const {
+    return get_experts_implementation();
+  }
 
   /// Switches at run time, all or nothing: an unknown backend or key (InvalidArgument) or one that
   /// cannot run here (Unsupported, with reasons and with the backends that would work) changes

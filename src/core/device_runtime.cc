@@ -34,6 +34,16 @@ DeviceRuntime& device_runtime(Device device) {
   return *runtime;
 }
 
+CurrentDevice::CurrentDevice(Device device) {
+  if (device.type == DeviceType::kCpu) return;
+  runtime_ = &device_runtime(device);
+  before_ = runtime_->make_current(device.index);
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (runtime_ != nullptr) runtime_->make_current(before_);
+}
+
 void copy_tensor(const TensorView& from, const MutableTensorView& to, const Stream& stream) {
   CADRE_ASSERT(from.dtype() == to.dtype() && from.shape() == to.shape() && from.is_contiguous() &&
                to.is_contiguous());

@@ -69,6 +69,9 @@ class DeviceRuntime {
   virtual DeviceProperties properties(int index) const = 0;
   virtual DeviceMemory memory(int index) const = 0;
 
+  /// Makes a device the calling thread's current one; returns the one that was.
+  virtual int make_current(int index) = 0;
+
   virtual Allocator& allocator() = 0;
   /// Host memory that copies to and from the device do not have to stage.
   virtual std::shared_ptr<void> allocate_pinned(size_t bytes) = 0;
@@ -91,6 +94,19 @@ class DeviceRuntime {
   /// allocate or read what the device computes. When it throws, nothing is recorded and the stream
   /// is as before.
   virtual std::unique_ptr<DeviceGraph> capture(const Stream& stream, FunctionRef<void()> work) = 0;
+};
+
+/// Makes a device current for a scope: kernels are launched on the current one. Nothing on the CPU.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(Device device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  DeviceRuntime* runtime_ = nullptr;
+  int before_ = 0;
 };
 
 /// Null when this build has none for the device type (always for the CPU).

@@ -2,6 +2,7 @@
 
 #include "cadre/error.h"
 #include "cadre/experts.h"
+#include "core/device_runtime.h"
 #include "core/str_cat.h"
 #include "experts/check_tokens.h"
 
@@ -151,6 +152,7 @@ void ExpertsBackend::forward(const PreparedExperts& experts, const RoutedTokens&
     throw InvalidArgument(
         str_cat(kWhere, ": stream: expected a thread pool (Stream::cpu), ", "got none"));
   }
+  const CurrentDevice current(stream.device);
   run(experts, tokens, workspace, stream);
 }
 

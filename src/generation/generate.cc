@@ -48,8 +48,8 @@ void check_logits(std::span<const float> logits, size_t number, const ModelInfo&
 }
 
 // "grouped_mm", or with sub-configs "text_config=grouped_mm, vision_config=eager".
-std::string experts_of(const Model& model) {
-  const ExpertsImplementation map = model.get_experts_implementation();
+std::string experts_of(const Model& model, int64_t num_tokens) {
+  const ExpertsImplementation map = model.experts_of_step(num_tokens);
   std::vector<std::string> parts;
   for (const auto& entry : map) {
     if (!entry.first.empty()) parts.push_back(str_cat(entry.first, "=", entry.second));
@@ -84,12 +84,12 @@ class Generation {
   GenerationResult run() {
     if (!any_running()) return std::move(result_);
     auto start = Clock::now();
-    result_.prefill_experts = experts_of(model_);
+    result_.prefill_experts = experts_of(model_, result_.prompt_tokens);
     for (const Sequence& sequence : sequences_) feed(sequence, sequence.ids);
     step();
     result_.prefill_seconds = seconds_since(start);
     start = Clock::now();
-    result_.decode_experts = experts_of(model_);
+    result_.decode_experts = experts_of(model_, num_running());
     while (any_running()) {
       for (const Sequence& sequence : sequences_) {
         feed(sequence, std::span(sequence.ids).last(1));
@@ -108,10 +108,11 @@ class Generation {
     Sampler sampler;
   };
 
-  bool any_running() const {
-    return std::any_of(sequences_.begin(), sequences_.end(),
-                       [](const Sequence& sequence) { return sequence.room > 0; });
+  int64_t num_running() const {
+    return std::count_if(sequences_.begin(), sequences_.end(),
+                         [](const Sequence& sequence) { return sequence.room > 0; });
   }
+  bool any_running() const { return num_running() > 0; }
 
   void feed(const Sequence& sequence, std::span<const TokenId> ids) {
     if (sequence.room == 0) ids = {};

@@ -80,6 +80,13 @@ void ExpertsGroup::rollback() {
   choices_.erase(choices_.begin() + static_cast<std::ptrdiff_t>(settled_), choices_.end());
 }
 
+const ExpertsGroup::Choice& ExpertsGroup::choice_for(int64_t num_tokens) const {
+  const Choice& current = active();
+  if (num_tokens > max_decode_tokens_ || current.name != "grouped_mm") return current;
+  const size_t decode = find("batched_mm");
+  return decode == kNone ? current : choices_[decode];
+}
+
 std::string ExpertsGroup::default_name() const {
   return supports("grouped_mm", query_).ok() ? "grouped_mm" : "eager";
 }

@@ -35,7 +35,7 @@ void MoeBlock::run_experts(const TensorView& x, MutableTensorView out, int64_t l
   const MutableTensorView weights = context.take(DType::kF32, shape);
   router_.forward(x, index, weights, context);
   if (context.observer) context.observer->on_routing({layer, x, index, weights, {}});
-  const ExpertsGroup::Choice& choice = group_->active();
+  const ExpertsGroup::Choice& choice = group_->choice_for(x.dim(0));
   choice.backend->forward(*choice.layers[static_cast<size_t>(index_)], {x, index, weights, out},
                           context.workspace, context.stream);
   if (context.observer) context.observer->on_output({layer, x, index, weights, out});

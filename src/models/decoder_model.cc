@@ -6,6 +6,7 @@
 
 #include "cadre/error.h"
 #include "core/str_cat.h"
+#include "experts/stage_policy.h"
 #include "models/host_memory.h"
 #include "models/implementation_map.h"
 #include "models/prepack.h"
@@ -15,21 +16,50 @@ namespace {
 
 constexpr size_t kNameCapacity = 64;  // switching assigns names in place
 
+// Hands what lies on a GPU to the hooks as copies on the host, and brings routing back.
 class HookObserver final : public MoeObserver {
  public:
-  explicit HookObserver(const MoeHooks& hooks) : hooks_(hooks) {}
+  HookObserver(const MoeHooks& hooks, const Stream& stream) : hooks_(hooks), stream_(stream) {}
+
   void on_routing(const MoeLayerView& view) override {
-    if (hooks_.on_routing) hooks_.on_routing(view.layer, view.top_k_index, view.top_k_weights);
+    if (!hooks_.on_routing) return;
+    if (on_host()) return hooks_.on_routing(view.layer, view.top_k_index, view.top_k_weights);
+    const Tensor index = to_host(view.top_k_index);
+    const Tensor weights = to_host(view.top_k_weights);
+    synchronize(stream_);
+    hooks_.on_routing(view.layer, index, weights);
+    copy_tensor(index.view(), view.top_k_index, stream_);
+    copy_tensor(weights.view(), view.top_k_weights, stream_);
+    synchronize(stream_);
   }
+
   void on_output(const MoeLayerView& view) override {
     if (!hooks_.on_output) return;
-    hooks_.on_output(
-        {view.layer, view.hidden_states, view.top_k_index, view.top_k_weights, view.output});
+    if (on_host()) {
+      return hooks_.on_output(
+          {view.layer, view.hidden_states, view.top_k_index, view.top_k_weights, view.output});
+    }
+    const Tensor x = to_host(view.hidden_states);
+    const Tensor index = to_host(view.top_k_index);
+    const Tensor weights = to_host(view.top_k_weights);
+    const Tensor output = to_host(view.output);
+    synchronize(stream_);
+    hooks_.on_output({view.layer, x.view(), index.view(), weights.view(), output.view()});
   }
 
  private:
+  bool on_host() const { return stream_.device.type == DeviceType::kCpu; }
+  Tensor to_host(const TensorView& view) const {
+    Tensor copy(view.dtype(), view.shape());
+    copy_tensor(view, copy, stream_);
+    return copy;
+  }
+
   const MoeHooks& hooks_;
+  const Stream& stream_;
 };
+
+bool on_cpu(const ModelInfo& info) { return info.device.type == DeviceType::kCpu; }
 
 DecoderConfig decoder_config(const TextConfig& text, DType compute_dtype) {
   return {text.vocab_size, text.hidden_size, text.norm_eps, compute_dtype, text.rope};
@@ -77,15 +107,19 @@ class DecoderModel::Cache final : public KvCache {
   KvStore store_;
 };
 
-DecoderModel::DecoderModel(ModelInfo info, BuiltModel model, size_t mapped_bytes,
+DecoderModel::DecoderModel(ModelInfo info, BuiltModel model, size_t weights_bytes,
                            std::shared_ptr<const void> owner, int num_threads)
     : info_(std::move(info)),
       owner_(std::move(owner)),
-      mapped_bytes_(mapped_bytes),
+      weights_bytes_(weights_bytes),
       groups_(std::move(model.groups)),
       decoder_(decoder_config(model.text, info_.compute_dtype), std::move(model.weights),
                dense_ops(info_.device.type)),
       threads_(num_threads),
+      device_stream_(on_cpu(info_)
+                         ? nullptr
+                         : device_runtime(info_.device).make_stream(info_.device.index, &threads_)),
+      stream_(device_stream_ ? device_stream_->get() : Stream::cpu(threads_)),
       workspace_(info_.device),
       cache_bytes_(std::make_shared<std::atomic<size_t>>(0)),
       pending_(groups_.size()) {
@@ -99,7 +133,7 @@ void DecoderModel::prepack(const Checkpoint& checkpoint, const ProgressCallback&
 
 MemoryReport DecoderModel::memory() const {
   MemoryReport report;
-  report.mapped_bytes = mapped_bytes_;
+  (on_cpu(info_) ? report.mapped_bytes : report.weights_bytes) = weights_bytes_;
   for (const auto& group : groups_) report.added_bytes += group->added_bytes();
   report.workspace_bytes = workspace_.capacity();
   report.kv_cache_bytes = *cache_bytes_;
@@ -123,7 +157,9 @@ std::unique_ptr<KvCache> DecoderModel::new_cache(int64_t num_sequences, int64_t 
   }
   const KvShape shape = cache_shape(num_sequences, max_tokens);
   const std::optional<size_t> bytes = kv_bytes(shape);
-  const std::optional<size_t> available = available_host_memory();
+  const std::optional<size_t> available =
+      on_cpu(info_) ? available_host_memory()
+                    : device_runtime(info_.device).memory(info_.device.index).free_bytes;
   if (!bytes || (available && *bytes > *available)) {
     throw DeviceError(str_cat(
         "new_cache: ", num_sequences, " sequences of ", max_tokens, " tokens need ",
@@ -140,6 +176,7 @@ void DecoderModel::reserve(int64_t max_tokens) {
   }
   const int64_t step = std::min(max_tokens, kMaxStepTokens);
   if (step <= decoder_.reserved_tokens()) return;
+  graphs_.clear();
   try {
     workspace_.reserve(decoder_.workspace_bytes(step, threads_.num_threads()));
   } catch (...) {
@@ -148,7 +185,8 @@ void DecoderModel::reserve(int64_t max_tokens) {
   }
   spans_.reserve(static_cast<size_t>(step));
   wanted_.reserve(static_cast<size_t>(step));
-  decoder_.reserve(step, Stream::cpu(threads_));
+  targets_.reserve(static_cast<size_t>(step));
+  decoder_.reserve(step, stream_);
 }
 
 DecoderModel::Cache& DecoderModel::check_input(const ForwardInput& input, KvCache& cache,
@@ -185,9 +223,10 @@ DecoderModel::Cache& DecoderModel::check_input(const ForwardInput& input, KvCach
   }
   const Dims shape{input.rows == LogitsRows::kAll ? total : sequences, info_.vocab_size};
   if (!(logits.shape() == shape) || logits.dtype() != DType::kF32 || !logits.is_contiguous() ||
-      logits.device() != info_.device) {
+      (logits.device() != info_.device && logits.device() != Device{})) {
     throw InvalidArgument(str_cat("forward: logits: expected contiguous float32 ", shape, " on ",
-                                  info_.device, ", got ", describe("logits", logits)));
+                                  info_.device, on_cpu(info_) ? "" : " or cpu", ", got ",
+                                  describe("logits", logits)));
   }
   return *mine;
 }
@@ -198,7 +237,7 @@ void DecoderModel::forward(const ForwardInput& input, KvCache& cache, MutableTen
   if (input.token_ids.empty()) return;
   if (decoder_.reserved_tokens() == 0) reserve(kDefaultStepTokens);
   if (hooks != nullptr) {
-    HookObserver observer(*hooks);
+    HookObserver observer(*hooks, stream_);
     run_steps(input, store, logits, &observer);
   } else {
     run_steps(input, store, logits, nullptr);
@@ -211,17 +250,79 @@ void DecoderModel::forward(const ForwardInput& input, KvCache& cache, MutableTen
 
 void DecoderModel::run_steps(const ForwardInput& input, KvStore& store,
                              const MutableTensorView& logits, MoeObserver* observer) {
+  const CurrentDevice current(info_.device);
   const auto total = static_cast<int64_t>(input.token_ids.size());
-  const Stream stream = Stream::cpu(threads_);
+  const bool is_far = logits.device() != info_.device;
   for (int64_t begin = 0; begin < total;) {
     const int64_t end = plan_step(input, store, begin);
     const auto ids =
         input.token_ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    const DecoderStep step{ids, spans_, wanted_, logits};
-    decoder_.set_inputs(step, stream);
-    decoder_.compute(step, store, workspace_, stream, observer);
+    if (!is_far) {
+      run_step({ids, spans_, wanted_, logits}, store, observer);
+    } else {
+      targets_.clear();
+      for (LogitsRow& row : wanted_) {
+        targets_.push_back(row.target);
+        row.target = static_cast<int64_t>(targets_.size()) - 1;
+      }
+      const MutableTensorView near = device_logits(wanted_.size());
+      run_step({ids, spans_, wanted_, near}, store, observer);
+      for (size_t i = 0; i < targets_.size(); ++i) {
+        copy_tensor(near[static_cast<int64_t>(i)], logits[targets_[i]], stream_);
+      }
+    }
+    synchronize(stream_);
     begin = end;
   }
+}
+
+MutableTensorView DecoderModel::device_logits(size_t num_rows) {
+  const auto rows = static_cast<int64_t>(num_rows);
+  if (!device_logits_ || device_logits_->dim(0) < rows) {
+    graphs_.clear();
+    device_logits_ = {};
+    device_logits_ = Tensor(DType::kF32, {rows, info_.vocab_size}, info_.device);
+  }
+  return device_logits_->slice(0, rows);
+}
+
+void DecoderModel::run_step(const DecoderStep& step, KvStore& store, MoeObserver* observer) {
+  decoder_.set_inputs(step, stream_);
+  const auto compute = [&] { decoder_.compute(step, store, workspace_, stream_, observer); };
+  if (can_replay(step, observer)) {
+    graphs_.run(key_of(step, store), stream_, compute);
+  } else {
+    compute();
+  }
+}
+
+// One new token for each sequence, every row wanted where it stands.
+bool DecoderModel::can_replay(const DecoderStep& step, const MoeObserver* observer) const {
+  const auto num_tokens = static_cast<int64_t>(step.token_ids.size());
+  if (on_cpu(info_) || !use_graphs_ || observer != nullptr ||
+      step.sequences.size() != step.token_ids.size() ||
+      step.wanted.size() != step.token_ids.size()) {
+    return false;
+  }
+  for (const LogitsRow& wanted : step.wanted) {
+    if (wanted.target != wanted.row) return false;
+  }
+  return std::all_of(groups_.begin(), groups_.end(), [&](const auto& group) {
+    return group->choice_for(num_tokens).backend->can_be_captured();
+  });
+}
+
+StepKey DecoderModel::key_of(const DecoderStep& step, const KvStore& store) const {
+  StepKey key;
+  key.num_tokens = static_cast<int64_t>(step.token_ids.size());
+  key.logits = step.logits.data();
+  key.cache = store.keys(0).data();
+  key.cache_sequences = store.shape().num_sequences;
+  key.cache_tokens = store.shape().max_tokens;
+  for (const auto& group : groups_) {
+    key.experts.push_back(group->choice_for(key.num_tokens).layers.front().get());
+  }
+  return key;
 }
 
 int64_t DecoderModel::plan_step(const ForwardInput& input, const KvStore& store, int64_t begin) {
@@ -255,6 +356,15 @@ ExpertsImplementation DecoderModel::get_experts_implementation() const {
   return map;
 }
 
+ExpertsImplementation DecoderModel::experts_of_step(int64_t num_tokens) const {
+  ExpertsImplementation map;
+  map[""] = whole_;
+  for (const auto& group : groups_) {
+    map[group->sub_config()] = group->choice_for(num_tokens).name;
+  }
+  return map;
+}
+
 void DecoderModel::set_experts_implementation(const ExpertsImplementation& map) {
   check_implementation(map, groups_);
   switch_groups(
@@ -268,13 +378,19 @@ void DecoderModel::set_experts_implementation(std::string_view name) {
   whole_ = name;
 }
 
-void DecoderModel::choose_at_load(const ExpertsImplementation& map) {
+void DecoderModel::choose_at_load(const ExpertsImplementation& map, const DecodeExperts& decode) {
   check_implementation(map, groups_);
   switch_groups([&](const ExpertsGroup& group) {
     const std::string_view name = implementation_for(map, group.sub_config());
     return name.empty() ? group.default_name() : std::string(name);
   });
-  for (const auto& group : groups_) group->prepare_in_place();
+  for (const auto& group : groups_) {
+    group->prepare_in_place();
+    if (on_cpu(info_)) continue;
+    group->set_max_decode_tokens(decode.max_tokens == DecodeExperts::kAuto
+                                     ? decode_threshold(group->query())
+                                     : decode.max_tokens);
+  }
   const auto whole = map.find("");
   whole_ = whole != map.end() ? whole->second
                               : (groups_.empty() ? "eager" : groups_.front()->default_name());
@@ -295,14 +411,20 @@ void DecoderModel::switch_groups(const NameOfGroup& name_of_group) {
     fit_workspace();
     throw;
   }
-  for (size_t i = 0; i < groups_.size(); ++i) groups_[i]->activate(pending_[i]);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const size_t before = groups_[i]->num_choices();
+    groups_[i]->activate(pending_[i]);
+    if (groups_[i]->num_choices() != before) graphs_.clear();  // a form that one may use is gone
+  }
 }
 
 // A backend that was not prepared when room was made may need more. Also puts room back after an
 // attempt to make more has failed.
 void DecoderModel::fit_workspace() {
   const int64_t step = decoder_.reserved_tokens();
-  if (step > 0) workspace_.reserve(decoder_.workspace_bytes(step, threads_.num_threads()));
+  if (step == 0) return;
+  graphs_.clear();
+  workspace_.reserve(decoder_.workspace_bytes(step, threads_.num_threads()));
 }
 
 ExpertsQuery DecoderModel::experts_query(std::string_view sub_config) const {

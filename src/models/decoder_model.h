@@ -12,6 +12,7 @@
 #include "cadre/workspace.h"
 #include "layers/decoder.h"
 #include "models/model_builder.h"
+#include "models/step_graphs.h"
 
 namespace cadre {
 
@@ -23,8 +24,8 @@ class DecoderModel final : public Model {
   /// Piece of a forward that nobody reserved for.
   static constexpr int64_t kDefaultStepTokens = 512;
 
-  /// `owner` keeps the weights mapped.
-  DecoderModel(ModelInfo info, BuiltModel model, size_t mapped_bytes,
+  /// `owner` keeps the weights; `weights_bytes` of them: the files' (CPU), or copies on the GPU.
+  DecoderModel(ModelInfo info, BuiltModel model, size_t weights_bytes,
                std::shared_ptr<const void> owner, int num_threads);
 
   const ModelInfo& info() const override { return info_; }
@@ -36,6 +37,7 @@ class DecoderModel final : public Model {
   ExpertsImplementation get_experts_implementation() const override;
   void set_experts_implementation(const ExpertsImplementation& map) override;
   void set_experts_implementation(std::string_view name) override;
+  ExpertsImplementation experts_of_step(int64_t num_tokens) const override;
   ExpertsQuery experts_query(std::string_view sub_config) const override;
 
   const Decoder& decoder() const { return decoder_; }
@@ -44,7 +46,8 @@ class DecoderModel final : public Model {
   /// before the first choice.
   void prepack(const Checkpoint& checkpoint, const ProgressCallback& progress);
   /// The first choice, for each group `map`'s or its default; prepares what reads in place too.
-  void choose_at_load(const ExpertsImplementation& map);
+  void choose_at_load(const ExpertsImplementation& map, const DecodeExperts& decode);
+  void set_graphs(bool on) { use_graphs_ = on; }
 
  private:
   class Cache;
@@ -53,6 +56,11 @@ class DecoderModel final : public Model {
   Cache& check_input(const ForwardInput& input, KvCache& cache, const TensorView& logits) const;
   void run_steps(const ForwardInput& input, KvStore& store, const MutableTensorView& logits,
                  MoeObserver* observer);
+  void run_step(const DecoderStep& step, KvStore& store, MoeObserver* observer);
+  bool can_replay(const DecoderStep& step, const MoeObserver* observer) const;
+  StepKey key_of(const DecoderStep& step, const KvStore& store) const;
+  // For logits on the host of a model on a GPU.
+  MutableTensorView device_logits(size_t num_rows);
   // Fills spans_ and wanted_ with the next piece that begins at token `begin`; returns its end.
   int64_t plan_step(const ForwardInput& input, const KvStore& store, int64_t begin);
   // Prepares, makes room, and only then switches; `name_of_group(group)` is empty for "as it is".
@@ -62,17 +70,23 @@ class DecoderModel final : public Model {
 
   ModelInfo info_;
   std::shared_ptr<const void> owner_;
-  size_t mapped_bytes_;
+  size_t weights_bytes_;
   std::vector<std::unique_ptr<ExpertsGroup>> groups_;
   std::string whole_;  // the name last set for the model as a whole
   Decoder decoder_;
   ThreadPool threads_;
+  std::unique_ptr<DeviceStream> device_stream_;  // null on the CPU
+  Stream stream_;
   Workspace workspace_;
+  bool use_graphs_ = true;
+  StepGraphs graphs_;  // after all memory that graphs use
+  Tensor device_logits_;
   std::shared_ptr<std::atomic<size_t>> cache_bytes_;  // of all living caches
   // A forward's plan, sized by reserve().
   std::vector<SequenceSpan> spans_;
   std::vector<LogitsRow> wanted_;
-  std::vector<size_t> pending_;  // choice per group during a switch
+  std::vector<int64_t> targets_;  // of wanted rows in logits on the host
+  std::vector<size_t> pending_;   // choice per group during a switch
 };
 
 }  // namespace cadre

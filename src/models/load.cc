@@ -3,10 +3,13 @@
 
 #include "cadre/error.h"
 #include "cadre/model.h"
+#include "cadre/thread_pool.h"
+#include "core/device_runtime.h"
 #include "core/str_cat.h"
 #include "io/checkpoint.h"
 #include "models/decoder_model.h"
 #include "models/registry.h"
+#include "models/weight_placement.h"
 
 namespace cadre {
 namespace {
@@ -62,13 +65,14 @@ ModelInfo model_info(const Checkpoint& checkpoint, const Architecture& architect
   return info;
 }
 
-// A checkpoint seen through its family's eyes; faults of its tensors are in `weights`.
+// A checkpoint seen through its family's eyes; faults of its tensors are in `weights`. The model's
+// weights lie in the files.
 struct Opened {
   explicit Opened(const std::string& path, const LoadOptions& options)
       : checkpoint(Checkpoint::open(resolve_model_path(path, options.revision))),
+        architecture(find_architecture(checkpoint.config())),
         weights(checkpoint) {
     refuse_quantized(checkpoint.config());
-    const Architecture architecture = find_architecture(checkpoint.config());
     const DType dtype = compute_dtype(checkpoint, options);
     ModelBuilder builder(checkpoint.config(), weights, dtype, options.device, options.progress);
     model = architecture.build(builder);
@@ -76,22 +80,55 @@ struct Opened {
   }
 
   Checkpoint checkpoint;
+  Architecture architecture;
   WeightLoader weights;
   BuiltModel model;
   ModelInfo info;
 };
 
+// The same model over copies of its weights on the GPU.
+std::unique_ptr<DecoderModel> load_on_device(Opened opened, const LoadOptions& options) {
+  WeightPlacement placement(opened.info.device, opened.info.compute_dtype);
+  for (const TensorReport& tensor : opened.weights.used()) {
+    placement.add(tensor.name, opened.checkpoint.find(tensor.name)->view, tensor.part);
+  }
+  ThreadPool threads(options.num_threads);
+  placement.load(threads, options.progress);
+  WeightLoader weights(opened.checkpoint, &placement);
+  const ProgressCallback no_progress;
+  ModelBuilder builder(opened.checkpoint.config(), weights, opened.info.compute_dtype,
+                       opened.info.device, no_progress);
+  return std::make_unique<DecoderModel>(std::move(opened.info), opened.architecture.build(builder),
+                                        placement.bytes(), placement.owner(), options.num_threads);
+}
+
+void check_options(const LoadOptions& options) {
+  dense_ops(options.device.type);  // refuses the device before any file is read
+  if (options.device.type == DeviceType::kCpu) return;
+  device_runtime(options.device);
+  if (options.prepack == Prepack::kOn) {
+    throw Unsupported(str_cat("prepack: on: the packed form serves CPU kernels only, this is ",
+                              to_string(options.device), "; leave it out"));
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Model> Model::from_pretrained(const std::string& path, const LoadOptions& options) {
-  dense_ops(options.device.type);  // refuses the device before any file is read
+  check_options(options);
   Opened opened(path, options);
   opened.weights.check_complete();
-  auto model = std::make_unique<DecoderModel>(std::move(opened.info), std::move(opened.model),
-                                              opened.checkpoint.mapped_bytes(),
-                                              opened.checkpoint.owner(), options.num_threads);
-  if (options.prepack == Prepack::kOn) model->prepack(opened.checkpoint, options.progress);
-  model->choose_at_load(options.experts_implementation);
+  std::unique_ptr<DecoderModel> model;
+  if (options.device.type == DeviceType::kCpu) {
+    model = std::make_unique<DecoderModel>(std::move(opened.info), std::move(opened.model),
+                                           opened.checkpoint.mapped_bytes(),
+                                           opened.checkpoint.owner(), options.num_threads);
+    if (options.prepack == Prepack::kOn) model->prepack(opened.checkpoint, options.progress);
+  } else {
+    model = load_on_device(std::move(opened), options);
+  }
+  model->choose_at_load(options.experts_implementation, options.decode_experts);
+  model->set_graphs(options.graphs);
   return model;
 }
 

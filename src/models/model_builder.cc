@@ -144,7 +144,7 @@ std::shared_ptr<const ExpertsWeights> ModelBuilder::packed_experts(const std::st
   }
   if (!weights_.ok()) return no_experts(dtype);
   return std::make_shared<const ExpertsWeights>(
-      make_experts_weights(config, tensors, weights_.checkpoint().owner()));
+      make_experts_weights(config, tensors, weights_.owner()));
 }
 
 std::shared_ptr<const ExpertsWeights> ModelBuilder::experts(const std::string& prefix,
@@ -176,7 +176,7 @@ std::shared_ptr<const ExpertsWeights> ModelBuilder::experts(const std::string& p
   }
   if (!weights_.ok()) return no_experts(dtype.value_or(DType::kBF16));
   return std::make_shared<const ExpertsWeights>(
-      make_experts_weights(config, gate, up, down, weights_.checkpoint().owner()));
+      make_experts_weights(config, gate, up, down, weights_.owner()));
 }
 
 }  // namespace cadre

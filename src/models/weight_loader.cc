@@ -53,7 +53,7 @@ TensorView WeightLoader::take(const std::string& name, const Dims& shape, std::s
                       "float16, found ", tensor->view.dtype(), " ", tensor->view.shape()));
     return stand_in;
   }
-  return tensor->view;
+  return placement_ != nullptr ? placement_->view(name) : tensor->view;
 }
 
 void WeightLoader::ignore(const std::string& name) {

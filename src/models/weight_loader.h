@@ -11,12 +11,16 @@
 
 #include "cadre/model.h"
 #include "io/checkpoint.h"
+#include "models/weight_placement.h"
 
 namespace cadre {
 
 class WeightLoader {
  public:
-  explicit WeightLoader(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  /// `placement`: hand out the copies on a GPU that it holds, in place of the files' own; null:
+  /// those.
+  explicit WeightLoader(const Checkpoint& checkpoint, const WeightPlacement* placement = nullptr)
+      : checkpoint_(checkpoint), placement_(placement) {}
 
   const Checkpoint& checkpoint() const { return checkpoint_; }
   bool has(std::string_view name) const { return checkpoint_.find(name) != nullptr; }
@@ -29,6 +33,11 @@ class WeightLoader {
   void ignore(const std::string& name);
   /// Notes any other fault.
   void add_fault(std::string fault);
+
+  /// Keeps the memory of what is handed out alive.
+  std::shared_ptr<const void> owner() const {
+    return placement_ != nullptr ? placement_->owner() : checkpoint_.owner();
+  }
 
   bool ok() const { return missing_.empty() && faults_.empty(); }
   /// Throws CheckpointError naming the missing, the unfit and the left-over tensors.
@@ -44,6 +53,7 @@ class WeightLoader {
   std::vector<const CheckpointTensor*> unused() const;
 
   const Checkpoint& checkpoint_;
+  const WeightPlacement* placement_;
   std::vector<TensorReport> used_;
   std::set<std::string, std::less<>> seen_;  // used or ignored
   std::vector<std::string> missing_;

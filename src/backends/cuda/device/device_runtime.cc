@@ -91,6 +91,12 @@ class CudaRuntime final : public DeviceRuntime {
     CADRE_CUDA_CHECK(cudaMemGetInfo(&memory.free_bytes, &memory.total_bytes));
     return memory;
   }
+  int make_current(int index) override {
+    int before = 0;
+    CADRE_CUDA_CHECK(cudaGetDevice(&before));
+    if (index != before) CADRE_CUDA_CHECK(cudaSetDevice(index));
+    return before;
+  }
   Allocator& allocator() override { return allocator_; }
 
   std::shared_ptr<void> allocate_pinned(size_t bytes) override {
