@@ -15,6 +15,22 @@ namespace cadre::cuda {
 /// that one reads).
 enum class Launch : bool { kPlain, kDependent };
 
+#ifdef __CUDACC__
+/// In a dependent kernel: waits until the kernel ahead has ended and its writes are visible. GPUs
+/// before Hopper have started it only then.
+__device__ inline void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+/// In any kernel: a dependent one behind it may start its first, independent work.
+__device__ inline void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+#endif
+
 template <typename... Parameters, typename... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, cudaStream_t stream, Launch mode, Arguments&&... arguments) {
