@@ -44,6 +44,11 @@ CurrentDevice::~CurrentDevice() {
   if (runtime_ != nullptr) runtime_->make_current(before_);
 }
 
+OwnedStream::OwnedStream(Device device, ThreadPool& threads) : cpu_(Stream::cpu(threads)) {
+  if (device.type == DeviceType::kCpu) return;
+  gpu_ = device_runtime(device).make_stream(device.index, &threads);
+}
+
 void copy_tensor(const TensorView& from, const MutableTensorView& to, const Stream& stream) {
   CADRE_ASSERT(from.dtype() == to.dtype() && from.shape() == to.shape() && from.is_contiguous() &&
                to.is_contiguous());

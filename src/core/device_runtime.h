@@ -90,6 +90,10 @@ class DeviceRuntime {
   virtual void upload(std::span<const Upload> uploads, int index, ThreadPool& threads,
                       FunctionRef<void(int64_t bytes)> on_bytes) = 0;
 
+  /// Seconds on the device between the first and the last thing that `work` puts into the stream,
+  /// measured there.
+  virtual double time(const Stream& stream, FunctionRef<void()> work) = 0;
+
   /// Records what `work` puts into the stream, running none of it. `work` must not synchronize,
   /// allocate or read what the device computes. When it throws, nothing is recorded and the stream
   /// is as before.
@@ -115,6 +119,17 @@ DeviceRuntime* find_device_runtime(DeviceType type);
 /// Throws Unsupported when this build has none, DeviceError with the reason when the device cannot
 /// be used (no driver, no such number), saying which can.
 DeviceRuntime& device_runtime(Device device);
+
+/// A stream of any device: the CPU's over `threads`, which must outlive it, or a new one of a GPU.
+class OwnedStream {
+ public:
+  OwnedStream(Device device, ThreadPool& threads);
+  const Stream& get() const { return gpu_ ? gpu_->get() : cpu_; }
+
+ private:
+  Stream cpu_;
+  std::unique_ptr<DeviceStream> gpu_;
+};
 
 /// Copies between a host and a device tensor or two tensors of one device, in the order of the
 /// stream; shapes and dtypes are equal, both contiguous. On the CPU a plain copy.

@@ -116,10 +116,8 @@ DecoderModel::DecoderModel(ModelInfo info, BuiltModel model, size_t weights_byte
       decoder_(decoder_config(model.text, info_.compute_dtype), std::move(model.weights),
                dense_ops(info_.device.type)),
       threads_(num_threads),
-      device_stream_(on_cpu(info_)
-                         ? nullptr
-                         : device_runtime(info_.device).make_stream(info_.device.index, &threads_)),
-      stream_(device_stream_ ? device_stream_->get() : Stream::cpu(threads_)),
+      owned_stream_(info_.device, threads_),
+      stream_(owned_stream_.get()),
       workspace_(info_.device),
       cache_bytes_(std::make_shared<std::atomic<size_t>>(0)),
       pending_(groups_.size()) {

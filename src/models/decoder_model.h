@@ -75,8 +75,8 @@ class DecoderModel final : public Model {
   std::string whole_;  // the name last set for the model as a whole
   Decoder decoder_;
   ThreadPool threads_;
-  std::unique_ptr<DeviceStream> device_stream_;  // null on the CPU
-  Stream stream_;
+  OwnedStream owned_stream_;
+  Stream stream_;  // owned_stream_'s
   Workspace workspace_;
   bool use_graphs_ = true;
   StepGraphs graphs_;  // after all memory that graphs use

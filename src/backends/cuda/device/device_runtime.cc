@@ -124,6 +124,27 @@ class CudaRuntime final : public DeviceRuntime {
   void upload(std::span<const Upload> uploads, int index, ThreadPool& threads,
               FunctionRef<void(int64_t bytes)> on_bytes) override;
 
+  double time(const Stream& stream, FunctionRef<void()> work) override {
+    const DeviceGuard guard(stream.device.index);
+    struct Events {
+      cudaEvent_t begin = nullptr;
+      cudaEvent_t end = nullptr;
+      ~Events() {
+        if (begin != nullptr) cudaEventDestroy(begin);
+        if (end != nullptr) cudaEventDestroy(end);
+      }
+    } events;
+    CADRE_CUDA_CHECK(cudaEventCreate(&events.begin));
+    CADRE_CUDA_CHECK(cudaEventCreate(&events.end));
+    CADRE_CUDA_CHECK(cudaEventRecord(events.begin, stream_of(stream)));
+    work();
+    CADRE_CUDA_CHECK(cudaEventRecord(events.end, stream_of(stream)));
+    CADRE_CUDA_CHECK(cudaEventSynchronize(events.end));
+    float milliseconds = 0;
+    CADRE_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events.begin, events.end));
+    return static_cast<double>(milliseconds) / 1e3;
+  }
+
   std::unique_ptr<DeviceGraph> capture(const Stream& stream, FunctionRef<void()> work) override {
     const DeviceGuard guard(stream.device.index);
     CADRE_CUDA_CHECK(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
