@@ -1,4 +1,4 @@
-// Every model folder under tests/data/models on every CPU backend against the values that
+// Every model folder under tests/data/models on every backend of the device against the values that
 // Transformers gave (tests/data/make/make_models.py says how).
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 #include "cadre/model.h"
 #include "golden/model_runs.h"
 #include "support/compare.h"
+#include "support/test_device.h"
 
 namespace cadre::test {
 namespace {
@@ -22,13 +23,18 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 
 class Golden : public testing::TestWithParam<Case> {
  protected:
-  Golden() : expected_(read_expected(fixture(name()) / "expected.safetensors")) {}
+  void SetUp() override {
+    CADRE_SKIP_WITHOUT_DEVICE();
+    expected_ = read_expected(fixture(name()) / "expected.safetensors");
+  }
 
   static std::string name() { return std::get<0>(GetParam()); }
   static std::unique_ptr<Model> load(DType dtype) {
-    return Model::from_pretrained(
-        fixture(name()).string(),
-        {.experts_implementation = {{"", std::get<1>(GetParam())}}, .dtype = dtype});
+    return Model::from_pretrained(fixture(name()).string(),
+                                  {.experts_implementation = {{"", std::get<1>(GetParam())}},
+                                   .device = test_device(),
+                                   .dtype = dtype,
+                                   .decode_experts = {DecodeExperts::kOff}});
   }
   double logits_error(const std::vector<float>& logits) const {
     return relative_error(std::span<const float>(logits),

@@ -11,18 +11,21 @@
 #include "golden/model_runs.h"
 #include "io/safetensors.h"
 #include "support/compare.h"
+#include "support/test_device.h"
 
 namespace cadre::test {
 namespace {
 
 class TinyMoe : public testing::TestWithParam<const char*> {
  protected:
-  TinyMoe()
-      : data_(SafetensorsFile::open(std::filesystem::path(CADRE_TEST_DATA) / "tiny-moe" /
-                                    "expected.safetensors")),
-        model_(Model::from_pretrained(
-            std::string(CADRE_ASSETS) + "/tiny-moe",
-            {.experts_implementation = {{"", GetParam()}}, .dtype = DType::kF32})) {}
+  void SetUp() override {
+    CADRE_SKIP_WITHOUT_DEVICE();
+    model_ = Model::from_pretrained(std::string(CADRE_ASSETS) + "/tiny-moe",
+                                    {.experts_implementation = {{"", GetParam()}},
+                                     .device = test_device(),
+                                     .dtype = DType::kF32,
+                                     .decode_experts = {DecodeExperts::kOff}});
+  }
 
   std::vector<TokenId> ids(const std::string& name) const {
     std::vector<TokenId> result;
@@ -32,7 +35,8 @@ class TinyMoe : public testing::TestWithParam<const char*> {
     return result;
   }
 
-  SafetensorsFile data_;
+  SafetensorsFile data_ = SafetensorsFile::open(std::filesystem::path(CADRE_TEST_DATA) /
+                                                "tiny-moe" / "expected.safetensors");
   std::unique_ptr<Model> model_;
 };
 
