@@ -25,12 +25,12 @@ std::string_view name_of(Routing routing);
 /// Bytes of the weights of one expert.
 size_t expert_bytes(const ExpertsConfig& config, StorageFormat format);
 
-/// `count` layers of normally distributed weights, scaled so that outputs are of order one. No two
-/// experts are equal. Plain formats only. Throws DeviceError, saying how much is needed, when the
-/// layers and `more_bytes` do not fit in the memory that is available.
+/// `count` layers of normally distributed weights on the stream's device, scaled so that outputs
+/// are of order one. No two experts are equal. Plain formats only. Throws DeviceError, saying how
+/// much is needed, when the layers and `more_bytes` do not fit in the memory that is available.
 std::vector<std::shared_ptr<const ExpertsWeights>> make_layers(
-    const ExpertsQuery& query, int64_t count, size_t more_bytes, uint64_t seed, ThreadPool& pool,
-    const ProgressCallback& progress = {});
+    const ExpertsQuery& query, int64_t count, size_t more_bytes, uint64_t seed,
+    const Stream& stream, const ProgressCallback& progress = {});
 
 /// The same layers, each with its packed form as well.
 std::vector<std::shared_ptr<const ExpertsWeights>> pack_layers(
@@ -40,15 +40,15 @@ std::vector<std::shared_ptr<const ExpertsWeights>> pack_layers(
 /// How many layers take turns: as many as fill `rotate_bytes`, two at least, no more than calls.
 int64_t num_layers(const ExpertsQuery& query, size_t rotate_bytes, int64_t num_calls);
 
-/// The arguments of a call; route() brings another routing.
+/// The arguments of a call on the stream's device; route() brings another routing.
 class BenchCall {
  public:
   BenchCall(const ExpertsConfig& config, DType compute_dtype, int64_t num_tokens, uint64_t seed,
-            ThreadPool& pool);
+            const Stream& stream);
 
   /// Draws experts and weights for every token; returns the number of experts hit.
   int64_t route(Routing routing);
-  RoutedTokens tokens() const { return {hidden_states_, top_k_index_, top_k_weights_, output_}; }
+  const RoutedTokens& tokens() const { return tokens_; }
 
   /// |out - reference| / |reference| over at most `max_tokens` tokens of the last call, first and
   /// last among them.
@@ -58,11 +58,14 @@ class BenchCall {
   void draw_experts(Routing routing, int32_t* ids);
 
   ExpertsConfig config_;
+  Stream stream_;
   std::mt19937_64 random_;
+  // On the host, and what a call takes: the same memory on the CPU, copies on a GPU.
   Tensor hidden_states_;
   Tensor top_k_index_;
   Tensor top_k_weights_;
-  Tensor output_;
+  std::vector<Tensor> on_device_;
+  RoutedTokens tokens_;
   std::vector<std::pair<double, int32_t>> keys_;  // scratch of a draw
 };
 

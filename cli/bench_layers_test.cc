@@ -48,7 +48,7 @@ TEST(BenchLayers, NoTwoExpertsAreEqualAndValuesAreOfTheRightSize) {
   // Experts of 2^20 values: a pattern of that length would make them all alike.
   ThreadPool pool(2);
   const ExpertsQuery query = query_of(3, 1, 1024, 512);
-  const auto layers = make_layers(query, 2, 0, 1, pool);
+  const auto layers = make_layers(query, 2, 0, 1, Stream::cpu(pool));
   std::set<std::string> starts;
   for (const auto& layer : layers) {
     for (const auto* matrices : {&layer->gate, &layer->up, &layer->down}) {
@@ -65,8 +65,8 @@ TEST(BenchLayers, EveryPlainFormatAgreesWithTheReference) {
   for (const StorageFormat format :
        {StorageFormat::kF32, StorageFormat::kF16, StorageFormat::kBF16}) {
     const ExpertsQuery query = query_of(6, 2, 40, 24, format);
-    const auto layers = make_layers(query, 1, 0, 1, pool);
-    BenchCall call(query.config, query.compute_dtype, 9, 1, pool);
+    const auto layers = make_layers(query, 1, 0, 1, Stream::cpu(pool));
+    BenchCall call(query.config, query.compute_dtype, 9, 1, Stream::cpu(pool));
     call.route(Routing::kUniform);
     ExpertsBackend& backend = find_backend("grouped_mm", DeviceType::kCpu);
     Workspace workspace({}, backend.workspace_bytes(query, 9, 2));
@@ -86,7 +86,7 @@ TEST(BenchLayers, EveryPlainFormatAgreesWithTheReference) {
 TEST(BenchLayers, MoreThanTheMemoryIsRefusedBeforeItIsTaken) {
   ThreadPool pool(1);
   try {
-    make_layers(query_of(1024, 1, 1 << 20, 1 << 14), 2, 0, 1, pool);
+    make_layers(query_of(1024, 1, 1 << 20, 1 << 14), 2, 0, 1, Stream::cpu(pool));
     ADD_FAILURE();
   } catch (const DeviceError& error) {
     for (const char* part : {"GiB", "available", "--shape", "--memory"}) {
@@ -100,7 +100,7 @@ TEST(BenchCall, RoutingsDrawDifferentExpertsForEveryToken) {
   const ExpertsConfig config = query_of(16, 4, 8, 8).config;
   for (const Routing routing : {Routing::kUniform, Routing::kSkewed, Routing::kOne}) {
     SCOPED_TRACE(std::string(name_of(routing)));
-    BenchCall call(config, DType::kF32, 300, 1, pool);
+    BenchCall call(config, DType::kF32, 300, 1, Stream::cpu(pool));
     const int64_t active = call.route(routing);
     const auto rows = experts_of(call);
     std::set<int32_t> hit;
@@ -121,7 +121,7 @@ TEST(BenchCall, RoutingsDrawDifferentExpertsForEveryToken) {
 
 TEST(BenchCall, SkewedPrefersTheFirstExperts) {
   ThreadPool pool(1);
-  BenchCall call(query_of(16, 1, 8, 8).config, DType::kF32, 3000, 1, pool);
+  BenchCall call(query_of(16, 1, 8, 8).config, DType::kF32, 3000, 1, Stream::cpu(pool));
   std::vector<int> counts(16);
   call.route(Routing::kSkewed);
   for (const auto& row : experts_of(call)) ++counts[static_cast<size_t>(row[0])];

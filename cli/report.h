@@ -22,6 +22,7 @@ struct ExpertsRow {
   StorageFormat format = StorageFormat::kF32;
   bool packed = false;  // experts in packed form
   size_t pages = 0;     // bytes of the pages that weights and read ceiling lie on; 0 on a GPU
+  bool graph = false;   // GPU: recorded once and replayed
   std::string routing;
   CallStatistics calls;
   int64_t active_experts = 0;  // median

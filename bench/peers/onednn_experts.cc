@@ -73,7 +73,7 @@ class Bench {
                                static_cast<size_t>(query_.config.num_experts);
     layers_ = with_pool(options.threads, [&](ThreadPool& pool) {
       return cli::make_layers(query_, count, read_bytes + static_cast<size_t>(count) * layer_bytes,
-                              options.seed, pool);
+                              options.seed, Stream::cpu(pool));
     });
     memory_ = Tensor(DType::kU8, {static_cast<int64_t>(read_bytes)});
     std::memset(memory_->mutable_data(), 1, memory_->nbytes());
@@ -116,7 +116,7 @@ class Bench {
  private:
   cli::BenchCall new_call(int64_t tokens) {
     return with_pool(options_.threads, [&](ThreadPool& pool) {
-      return cli::BenchCall(query_.config, query_.compute_dtype, tokens, options_.seed, pool);
+      return cli::BenchCall(query_.config, query_.compute_dtype, tokens, options_.seed, Stream::cpu(pool));
     });
   }
 
