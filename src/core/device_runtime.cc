@@ -41,7 +41,11 @@ CurrentDevice::CurrentDevice(Device device) {
 }
 
 CurrentDevice::~CurrentDevice() {
-  if (runtime_ != nullptr) runtime_->make_current(before_);
+  if (runtime_ == nullptr) return;
+  try {
+    runtime_->make_current(before_);
+  } catch (const DeviceError&) {  // of a fault that the call which met it has reported
+  }
 }
 
 OwnedStream::OwnedStream(Device device, ThreadPool& threads) : cpu_(Stream::cpu(threads)) {

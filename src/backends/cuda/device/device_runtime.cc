@@ -4,12 +4,16 @@
 #include <vector>
 
 #include "backends/cuda/device/check.h"
+#include "backends/cuda/device/upload.h"
 #include "cadre/error.h"
 #include "core/str_cat.h"
 
 namespace cadre::cuda {
 namespace {
 
+// Plain cudaMalloc and no pool: memory is taken between forwards only, in few large blocks
+// (weights, caches, workspaces), and what is given back is the system's again at once. cudaFree
+// waits for work that still uses the block.
 class CudaAllocator final : public Allocator {
  public:
   void* allocate(Device device, size_t bytes) override {
@@ -18,12 +22,12 @@ class CudaAllocator final : public Allocator {
     const cudaError_t result = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
     if (result == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      size_t free = 0;
-      size_t total = 0;
-      CADRE_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-      throw DeviceError(str_cat(to_string(device), ": could not allocate ", format_bytes(bytes),
-                                " of GPU memory: ", format_bytes(free), " of ", format_bytes(total),
-                                " is free; use a smaller model, batch or context, or free memory"));
+      DeviceMemory left;
+      CADRE_CUDA_CHECK(cudaMemGetInfo(&left.free_bytes, &left.total_bytes));
+      throw DeviceError(str_cat(
+          to_string(device), " memory: could not allocate ", bytes, " bytes (", format_bytes(bytes),
+          "), ", format_bytes(left.free_bytes), " of ", format_bytes(left.total_bytes),
+          " is free; use a smaller model, batch or context, or another GPU"));
     }
     CADRE_CUDA_CHECK(result);
     return memory;
@@ -55,6 +59,7 @@ class CudaGraph final : public DeviceGraph {
   }
   ~CudaGraph() override { cudaGraphExecDestroy(exec_); }
   void launch(const Stream& stream) override {
+    const DeviceGuard guard(stream.device.index);
     CADRE_CUDA_CHECK(cudaGraphLaunch(exec_, stream_of(stream)));
   }
 
@@ -62,17 +67,32 @@ class CudaGraph final : public DeviceGraph {
   cudaGraphExec_t exec_ = nullptr;
 };
 
+// Why the runtime sees no device at all.
+std::string why_no_device(cudaError_t result) {
+  cudaGetLastError();
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    return "no NVIDIA driver was found";
+  }
+  const auto version = [](int v) { return str_cat(v / 1000, ".", v % 1000 / 10); };
+  if (result == cudaErrorInsufficientDriver) {
+    return str_cat("the NVIDIA driver serves CUDA ", version(driver), ", this build needs ",
+                   version(CUDART_VERSION), "; update the driver");
+  }
+  return result == cudaSuccess || result == cudaErrorNoDevice
+             ? std::string("no NVIDIA GPU was found")
+             : str_cat("no usable NVIDIA GPU: ", cudaGetErrorString(result));
+}
+
 class CudaRuntime final : public DeviceRuntime {
  public:
   CudaRuntime() {
     int count = 0;
     const cudaError_t result = cudaGetDeviceCount(&count);
-    if (result != cudaSuccess) {
-      cudaGetLastError();
-      why_none_ = str_cat("no usable NVIDIA GPU: ", cudaGetErrorString(result));
+    if (result != cudaSuccess || count == 0) {
+      why_none_ = why_no_device(result);
       return;
     }
-    if (count == 0) why_none_ = "no NVIDIA GPU was found";
     for (int i = 0; i < count; ++i) {
       cudaDeviceProp p;
       CADRE_CUDA_CHECK(cudaGetDeviceProperties(&p, i));
@@ -101,7 +121,17 @@ class CudaRuntime final : public DeviceRuntime {
 
   std::shared_ptr<void> allocate_pinned(size_t bytes) override {
     void* memory = nullptr;
-    CADRE_CUDA_CHECK(cudaMallocHost(&memory, std::max<size_t>(bytes, 1)));
+    // Portable: any device's copies take it.
+    const cudaError_t result =
+        cudaHostAlloc(&memory, std::max<size_t>(bytes, 1), cudaHostAllocPortable);
+    if (result == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw DeviceError(str_cat("pinned host memory: could not allocate ", bytes, " bytes (",
+                                format_bytes(bytes),
+                                "); free host memory, or raise the limit on "
+                                "locked memory (ulimit -l)"));
+    }
+    CADRE_CUDA_CHECK(result);
     return {memory, [](void* p) { cudaFreeHost(p); }};
   }
 
@@ -110,19 +140,24 @@ class CudaRuntime final : public DeviceRuntime {
   }
 
   void synchronize(const Stream& stream) override {
+    const DeviceGuard guard(stream.device.index);
     CADRE_CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
   }
 
   void copy(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    const DeviceGuard guard(stream.device.index);
     CADRE_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
   }
 
   void fill(void* to, uint8_t value, size_t bytes, const Stream& stream) override {
+    const DeviceGuard guard(stream.device.index);
     CADRE_CUDA_CHECK(cudaMemsetAsync(to, value, bytes, stream_of(stream)));
   }
 
   void upload(std::span<const Upload> uploads, int index, ThreadPool& threads,
-              FunctionRef<void(int64_t bytes)> on_bytes) override;
+              FunctionRef<void(int64_t bytes)> on_bytes) override {
+    cuda::upload(uploads, index, threads, on_bytes);
+  }
 
   double time(const Stream& stream, FunctionRef<void()> work) override {
     const DeviceGuard guard(stream.device.index);
@@ -166,19 +201,6 @@ class CudaRuntime final : public DeviceRuntime {
   std::vector<DeviceProperties> properties_;
   CudaAllocator allocator_;
 };
-
-void CudaRuntime::upload(std::span<const Upload> uploads, int index, ThreadPool& /*threads*/,
-                         FunctionRef<void(int64_t bytes)> on_bytes) {
-  const DeviceGuard guard(index);
-  int64_t done = 0;
-  for (const Upload& upload : uploads) {
-    if (upload.from_dtype != upload.to_dtype) throw Unsupported("upload: conversion");
-    const size_t bytes = static_cast<size_t>(upload.count) * size_of(upload.to_dtype);
-    CADRE_CUDA_CHECK(cudaMemcpy(upload.to, upload.from, bytes, cudaMemcpyHostToDevice));
-    done += static_cast<int64_t>(bytes);
-    on_bytes(done);
-  }
-}
 
 CudaRuntime& runtime() {
   static CudaRuntime& instance = *new CudaRuntime;  // outlives every object that holds memory

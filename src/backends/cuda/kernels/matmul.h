@@ -2,6 +2,7 @@
 // own portable GEMM.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -30,9 +31,20 @@ struct Matmul {
 
 /// Scratch that matmul() may take for any shape.
 size_t matmul_workspace_bytes();
+
+/// The same call gives the same bits, also when replayed from a graph. The first call of a shape
+/// costs the host a tenth of a millisecond, later ones some microseconds.
 void matmul(const Matmul& args, Workspace& workspace, const Stream& stream);
 
-/// Empty when cuBLASLt was found; else why not ("libcublasLt.so.13 was not found ...").
+/// Makes what matmul() needs on a device once (some milliseconds), so that no forward has to.
+void prepare_matmul(Device device);
+
+/// Empty when cuBLASLt was found; else why not ("no libcublasLt.so.13 ..."). Throws InvalidArgument
+/// when the environment variable CADRE_CUBLASLT names a file that cannot be used; "off" in it turns
+/// the library off.
 const std::string& why_no_cublas_lt();
+
+/// What products run on: "cuBLASLt 13.1.0", or "own GEMM".
+std::string matmul_library();
 
 }  // namespace cadre::cuda
