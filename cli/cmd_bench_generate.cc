@@ -9,6 +9,7 @@
 #include "cadre/generation.h"
 #include "cadre/thread_pool.h"
 #include "commands.h"
+#include "core/device_runtime.h"
 #include "exit_codes.h"
 #include "interrupt.h"
 #include "machine.h"
@@ -99,11 +100,12 @@ class GenerateBench {
         random_(common.seed),
         report_(inspect_model(model.info().path, load_options(common))),
         bytes_(decode_bytes(model, report_)),
+        stream_(model.info().device, pool),
         meter_(model.info().compute_dtype, options.bench.memory_bytes(), small_page_bytes(),
-               Stream::cpu(pool)) {
+               stream_.get()) {
     if (packed_ && huge_page_bytes() > 0) {
       packed_meter_.emplace(model.info().compute_dtype, options.bench.memory_bytes(),
-                            huge_page_bytes(), Stream::cpu(pool));
+                            huge_page_bytes(), stream_.get());
     }
   }
 
@@ -181,6 +183,7 @@ class GenerateBench {
   std::mt19937_64 random_;
   ModelReport report_;
   DecodeBytes bytes_;
+  OwnedStream stream_;
   CeilingMeter meter_;
   std::optional<CeilingMeter> packed_meter_;
 };
@@ -332,7 +335,7 @@ void add_bench_generate(CLI::App& bench, CommonOptions& common, Runner& run) {
       ->type_name("LAYERS,SHAPE");
   add_bench_options(*command, options->bench);
   add_common_options(*command, common, ExpertsOption::kOwn);
-  hide_options(*command, {"--decode-experts", "--no-graph"});
+
   command->callback([&run, &common, options] {
     run = [&common, options] { return run_command(*options, common); };
   });

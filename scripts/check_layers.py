@@ -41,7 +41,7 @@ PUBLIC = {
     "thread_pool.h": "core", "token_id.h": "core", "version.h": "core", "workspace.h": "core",
     "storage_format.h": "quant",
     "experts.h": "experts",
-    "model.h": "models",
+    "model.h": "models", "sampling.h": "models",
     "generation.h": "generation", "tokenizer.h": "generation",
     "cadre.h": "generation",  # includes them all
 }

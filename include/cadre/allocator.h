@@ -21,8 +21,8 @@ class Allocator {
 /// when the device cannot be used.
 Allocator& allocator_of(Device device);
 
-/// Puts another allocator in the place of the device's own (null: back to that one); it must outlive
-/// all memory taken from it.
+/// Puts another allocator in the place of the device's own (null: back to that one); it must
+/// outlive all memory taken from it.
 void register_allocator(DeviceType type, Allocator* allocator);
 
 /// Memory that frees itself.

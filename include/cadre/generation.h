@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cadre/model.h"
+#include "cadre/sampling.h"
 #include "cadre/tokenizer.h"
 
 namespace cadre {
@@ -17,18 +18,6 @@ namespace cadre {
 /// model: the two do not belong together. Tokens that no text uses do no harm, so only ids count.
 void check_token_ids(std::span<const TokenId> ids, const Tokenizer& tokenizer,
                      const ModelInfo& info);
-
-/// As in Transformers: logits are penalised, divided by the temperature, cut by top-k, top-p and
-/// min-p in this order, then drawn.
-struct SamplingOptions {
-  float temperature = 0.0f;  // 0 = greedy; the cuts then do nothing
-  int32_t top_k = 0;         // 0 = off
-  float top_p = 1.0f;        // 1 = off
-  float min_p = 0.0f;        // 0 = off
-  float repetition_penalty =
-      1.0f;  // 1 = off; applied to every id already in the sequence, prompt included
-  uint64_t seed = 0;
-};
 
 /// Throws InvalidArgument naming the option and its range.
 void validate(const SamplingOptions& options);
@@ -42,6 +31,9 @@ class Sampler {
   /// `logits` [vocab_size]; changed in place. `history`: all ids so far. Ties go to the lowest id;
   /// a NaN is never picked unless all are NaN, which throws Error.
   TokenId next(std::span<float> logits, std::span<const TokenId> history);
+
+  /// The random number in [0, 1) that next() would have drawn with, for a draw made elsewhere.
+  double uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
 
   /// What next() would draw from, by id, adding up to 1; draws nothing. Changes `logits` likewise.
   std::vector<std::pair<TokenId, double>> probabilities(std::span<float> logits,

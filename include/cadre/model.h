@@ -15,6 +15,7 @@
 #include "cadre/device.h"
 #include "cadre/dtype.h"
 #include "cadre/experts.h"
+#include "cadre/sampling.h"
 #include "cadre/tensor.h"
 #include "cadre/token_id.h"
 
@@ -109,6 +110,12 @@ struct ForwardInput {
   LogitsRows rows = LogitsRows::kLastOfEach;
 };
 
+/// How forward_and_sample() draws. Greedy, or with one number a sequence.
+struct SampleRequest {
+  SamplingOptions options = {};          // without a repetition penalty; the seed is not used
+  std::span<const double> uniform = {};  // [num_sequences] in [0, 1); not read when greedy
+};
+
 /// What a MoE layer saw and gave, for capture and replay. Views lie on the host, also when the
 /// model runs on a GPU, and are valid during the callback only.
 struct MoeLayerRecord {
@@ -154,6 +161,15 @@ class Model {
   /// left alone), [total tokens, vocab_size] for kAll.
   virtual void forward(const ForwardInput& input, KvCache& cache, MutableTensorView logits,
                        const MoeHooks* hooks = nullptr) = 0;
+
+  /// Whether forward_and_sample() can be called: a model on a GPU draws tokens where the logits
+  /// are.
+  virtual bool can_sample() const { return false; }
+  /// forward() with kLastOfEach whose logits stay on the device: next [num_sequences] gets the
+  /// token drawn after each sequence with new tokens, -1 where all logits are NaN; others are left
+  /// alone. Throws Unsupported when can_sample() is false.
+  virtual void forward_and_sample(const ForwardInput& input, KvCache& cache,
+                                  const SampleRequest& request, std::span<TokenId> next);
 
   /// One entry for the model ("") and one per sub-config that has experts.
   virtual ExpertsImplementation get_experts_implementation() const = 0;

@@ -37,14 +37,16 @@ void check_prompt(const std::vector<TokenId>& prompt, size_t number, const Model
 }
 
 // One NaN for all is what a damaged weight leaves of every token.
-void check_logits(std::span<const float> logits, size_t number, const ModelInfo& info) {
-  if (!std::all_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); })) {
-    return;
-  }
+[[noreturn]] void fail_on_nan(size_t number, const ModelInfo& info) {
   throw CheckpointError(str_cat("generate: sequence ", number, ": expected numbers as logits, all ",
-                                logits.size(), " are NaN: the weights or config.json of ",
+                                info.vocab_size, " are NaN: the weights or config.json of ",
                                 info.path, " are at fault (or ", name_of(info.compute_dtype),
                                 " overflows: try float32); fetch the model again"));
+}
+
+void check_logits(std::span<const float> logits, size_t number, const ModelInfo& info) {
+  const auto is_nan = [](float logit) { return std::isnan(logit); };
+  if (std::all_of(logits.begin(), logits.end(), is_nan)) fail_on_nan(number, info);
 }
 
 // "grouped_mm", or with sub-configs "text_config=grouped_mm, vision_config=eager".
@@ -78,7 +80,12 @@ class Generation {
     result_.finish_reasons.assign(prompts.size(), FinishReason::kLength);
     if (!any_running()) return;
     cache_ = model.new_cache(count, longest);
-    logits_ = Tensor(DType::kF32, {count, model.info().vocab_size});
+    if (draws_on_device()) {
+      next_.resize(prompts.size());
+      uniform_.resize(prompts.size());
+    } else {
+      logits_ = Tensor(DType::kF32, {count, model.info().vocab_size});
+    }
   }
 
   GenerationResult run() {
@@ -120,18 +127,44 @@ class Generation {
     counts_.push_back(static_cast<int64_t>(ids.size()));
   }
 
+  bool draws_on_device() const {
+    return model_.can_sample() && options_.sampling.repetition_penalty == 1.0f;
+  }
+
   // One forward of what was fed, then one new token for each running sequence.
   void step() {
-    model_.forward({input_, counts_, LogitsRows::kLastOfEach}, *cache_, logits_);
+    draws_on_device() ? draw_on_device() : draw_here();
     input_.clear();
     counts_.clear();
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      if (sequences_[i].room > 0) accept(i, next_[i]);
+    }
+  }
+
+  void draw_on_device() {
+    SampleRequest request{options_.sampling, {}};
+    if (options_.sampling.temperature != 0.0f) {
+      for (size_t i = 0; i < sequences_.size(); ++i) {
+        if (sequences_[i].room > 0) uniform_[i] = sequences_[i].sampler.uniform();
+      }
+      request.uniform = uniform_;
+    }
+    model_.forward_and_sample({input_, counts_, LogitsRows::kLastOfEach}, *cache_, request, next_);
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      if (sequences_[i].room > 0 && next_[i] < 0) fail_on_nan(i, model_.info());
+    }
+  }
+
+  void draw_here() {
+    model_.forward({input_, counts_, LogitsRows::kLastOfEach}, *cache_, logits_);
     const auto vocab = static_cast<size_t>(model_.info().vocab_size);
+    next_.resize(sequences_.size());
     for (size_t i = 0; i < sequences_.size(); ++i) {
       Sequence& sequence = sequences_[i];
       if (sequence.room == 0) continue;
       const std::span<float> row(logits_->as<float>() + i * vocab, vocab);
       check_logits(row, i, model_.info());
-      accept(i, sequence.sampler.next(row, sequence.ids));
+      next_[i] = sequence.sampler.next(row, sequence.ids);
     }
   }
 
@@ -160,7 +193,9 @@ class Generation {
   const TokenCallback& on_token_;
   std::vector<Sequence> sequences_;
   std::unique_ptr<KvCache> cache_;
-  Tensor logits_;  // [num_sequences, vocab_size] f32
+  Tensor logits_;  // [num_sequences, vocab_size] f32; empty when tokens are drawn on the device
+  std::vector<TokenId> next_;    // [num_sequences]
+  std::vector<double> uniform_;  // [num_sequences]
   std::vector<TokenId> input_;
   std::vector<int64_t> counts_;
   GenerationResult result_;

@@ -168,7 +168,7 @@ TokenId Sampler::draw(float max) {
   double total = 0;
   for (const Candidate& candidate : candidates_) total += weight(candidate.first, max);
   // 53 random bits; the library's distributions differ between implementations.
-  const double threshold = static_cast<double>(random_() >> 11) * 0x1p-53 * total;
+  const double threshold = uniform() * total;
   double sum = 0;
   TokenId last = candidates_.front().second;
   for (const Candidate& candidate : candidates_) {

@@ -168,6 +168,13 @@ std::unique_ptr<KvCache> DecoderModel::new_cache(int64_t num_sequences, int64_t 
   return std::make_unique<Cache>(*this, shape);
 }
 
+size_t DecoderModel::step_workspace_bytes(int64_t step) const {
+  const size_t compute = decoder_.workspace_bytes(step, threads_.num_threads());
+  if (!can_sample()) return compute;
+  return std::max(compute,
+                  dense_ops(info_.device.type).sample_workspace_bytes(step, info_.vocab_size));
+}
+
 void DecoderModel::reserve(int64_t max_tokens) {
   if (max_tokens < 1) {
     throw InvalidArgument(str_cat("reserve: expected at least 1 token, got ", max_tokens));
@@ -176,7 +183,7 @@ void DecoderModel::reserve(int64_t max_tokens) {
   if (step <= decoder_.reserved_tokens()) return;
   graphs_.clear();
   try {
-    workspace_.reserve(decoder_.workspace_bytes(step, threads_.num_threads()));
+    workspace_.reserve(step_workspace_bytes(step));
   } catch (...) {
     fit_workspace();
     throw;
@@ -187,8 +194,7 @@ void DecoderModel::reserve(int64_t max_tokens) {
   decoder_.reserve(step, stream_);
 }
 
-DecoderModel::Cache& DecoderModel::check_input(const ForwardInput& input, KvCache& cache,
-                                               const TensorView& logits) const {
+DecoderModel::Cache& DecoderModel::check_input(const ForwardInput& input, KvCache& cache) const {
   auto* mine = dynamic_cast<Cache*>(&cache);
   if (mine == nullptr || !mine->belongs_to(*this)) {
     throw InvalidArgument("forward: the cache was made by another model");
@@ -219,26 +225,73 @@ DecoderModel::Cache& DecoderModel::check_input(const ForwardInput& input, KvCach
                                     " is outside the vocabulary [0, ", info_.vocab_size, ")"));
     }
   }
-  const Dims shape{input.rows == LogitsRows::kAll ? total : sequences, info_.vocab_size};
+  return *mine;
+}
+
+void DecoderModel::check_logits(const ForwardInput& input, const TensorView& logits) const {
+  const size_t rows =
+      input.rows == LogitsRows::kAll ? input.token_ids.size() : input.num_tokens.size();
+  const Dims shape{static_cast<int64_t>(rows), info_.vocab_size};
   if (!(logits.shape() == shape) || logits.dtype() != DType::kF32 || !logits.is_contiguous() ||
       (logits.device() != info_.device && logits.device() != Device{})) {
     throw InvalidArgument(str_cat("forward: logits: expected contiguous float32 ", shape, " on ",
                                   info_.device, on_cpu(info_) ? "" : " or cpu", ", got ",
                                   describe("logits", logits)));
   }
-  return *mine;
 }
 
 void DecoderModel::forward(const ForwardInput& input, KvCache& cache, MutableTensorView logits,
                            const MoeHooks* hooks) {
-  KvStore& store = check_input(input, cache, logits).store();
-  if (input.token_ids.empty()) return;
-  if (decoder_.reserved_tokens() == 0) reserve(kDefaultStepTokens);
+  KvStore& store = check_input(input, cache).store();
+  check_logits(input, logits);
   if (hooks != nullptr) {
     HookObserver observer(*hooks, stream_);
-    run_steps(input, store, logits, &observer);
+    run_steps(input, store, {logits}, &observer);
   } else {
-    run_steps(input, store, logits, nullptr);
+    run_steps(input, store, {logits}, nullptr);
+  }
+}
+
+void DecoderModel::forward_and_sample(const ForwardInput& input, KvCache& cache,
+                                      const SampleRequest& request, std::span<TokenId> next) {
+  if (!can_sample()) return Model::forward_and_sample(input, cache, request, next);
+  KvStore& store = check_input(input, cache).store();
+  const size_t sequences = input.num_tokens.size();
+  const bool is_greedy = request.options.temperature == 0.0f;
+  if (request.options.repetition_penalty != 1.0f || input.rows != LogitsRows::kLastOfEach) {
+    throw InvalidArgument(
+        "forward_and_sample: expected the last row of each sequence and no repetition penalty; use "
+        "forward() and Sampler");
+  }
+  if (next.size() != sequences || (!is_greedy && request.uniform.size() != sequences)) {
+    throw InvalidArgument(str_cat("forward_and_sample: expected ", sequences,
+                                  " tokens to write and as many random numbers, got ", next.size(),
+                                  " and ", request.uniform.size()));
+  }
+  run_steps(input, store, {{}, &request, next}, nullptr);
+}
+
+void DecoderModel::run_steps(const ForwardInput& input, KvStore& store, const Outcome& outcome,
+                             MoeObserver* observer) {
+  if (input.token_ids.empty()) return;
+  if (decoder_.reserved_tokens() == 0) reserve(kDefaultStepTokens);
+  const CurrentDevice current(info_.device);
+  const auto total = static_cast<int64_t>(input.token_ids.size());
+  const bool is_direct = outcome.request == nullptr && outcome.logits.device() == info_.device;
+  for (int64_t begin = 0; begin < total;) {
+    const int64_t end = plan_step(input, store, begin);
+    const auto ids =
+        input.token_ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    const MutableTensorView logits = is_direct ? outcome.logits : gather_wanted();
+    if (outcome.request != nullptr) set_uniform(outcome.request->uniform);
+    run_step({ids, spans_, wanted_, logits}, store, outcome.request, observer);
+    if (outcome.request != nullptr) {
+      bring_tokens(outcome.next);
+    } else if (!is_direct) {
+      bring_logits(outcome.logits);
+    }
+    synchronize(stream_);
+    begin = end;
   }
   // Only now, so that a forward that throws leaves the cache as it was.
   for (int64_t s = 0; s < store.shape().num_sequences; ++s) {
@@ -246,49 +299,69 @@ void DecoderModel::forward(const ForwardInput& input, KvCache& cache, MutableTen
   }
 }
 
-void DecoderModel::run_steps(const ForwardInput& input, KvStore& store,
-                             const MutableTensorView& logits, MoeObserver* observer) {
-  const CurrentDevice current(info_.device);
-  const auto total = static_cast<int64_t>(input.token_ids.size());
-  const bool is_far = logits.device() != info_.device;
-  for (int64_t begin = 0; begin < total;) {
-    const int64_t end = plan_step(input, store, begin);
-    const auto ids =
-        input.token_ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    if (!is_far) {
-      run_step({ids, spans_, wanted_, logits}, store, observer);
-    } else {
-      targets_.clear();
-      for (LogitsRow& row : wanted_) {
-        targets_.push_back(row.target);
-        row.target = static_cast<int64_t>(targets_.size()) - 1;
-      }
-      const MutableTensorView near = device_logits(wanted_.size());
-      run_step({ids, spans_, wanted_, near}, store, observer);
-      for (size_t i = 0; i < targets_.size(); ++i) {
-        copy_tensor(near[static_cast<int64_t>(i)], logits[targets_[i]], stream_);
-      }
-    }
-    synchronize(stream_);
-    begin = end;
+MutableTensorView DecoderModel::gather_wanted() {
+  targets_.clear();
+  for (LogitsRow& row : wanted_) {
+    targets_.push_back(row.target);
+    row.target = static_cast<int64_t>(targets_.size()) - 1;
   }
-}
-
-MutableTensorView DecoderModel::device_logits(size_t num_rows) {
-  const auto rows = static_cast<int64_t>(num_rows);
+  const auto rows = static_cast<int64_t>(wanted_.size());
   if (!device_logits_ || device_logits_->dim(0) < rows) {
     graphs_.clear();
     device_logits_ = {};
     device_logits_ = Tensor(DType::kF32, {rows, info_.vocab_size}, info_.device);
+    uniform_ = Tensor(DType::kF64, {rows}, info_.device);
+    drawn_ = Tensor(DType::kI32, {rows}, info_.device);
+    staging_ = device_runtime(info_.device).allocate_pinned(uniform_->nbytes());
   }
   return device_logits_->slice(0, rows);
 }
 
-void DecoderModel::run_step(const DecoderStep& step, KvStore& store, MoeObserver* observer) {
+void DecoderModel::bring_logits(const MutableTensorView& logits) {
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    copy_tensor(device_logits_->slice(0, device_logits_->dim(0))[static_cast<int64_t>(i)],
+                logits[targets_[i]], stream_);
+  }
+}
+
+void DecoderModel::set_uniform(std::span<const double> uniform) {
+  if (uniform.empty()) return;
+  auto* numbers = static_cast<double*>(staging_.get());
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    numbers[i] = uniform[static_cast<size_t>(targets_[i])];
+  }
+  device_runtime(info_.device)
+      .copy(uniform_->mutable_data(), numbers, targets_.size() * sizeof(double), stream_);
+}
+
+void DecoderModel::bring_tokens(std::span<TokenId> next) {
+  const auto* drawn = static_cast<const TokenId*>(staging_.get());
+  device_runtime(info_.device)
+      .copy(staging_.get(), drawn_->data(), targets_.size() * sizeof(TokenId), stream_);
+  synchronize(stream_);
+  for (size_t i = 0; i < targets_.size(); ++i) next[static_cast<size_t>(targets_[i])] = drawn[i];
+}
+
+void DecoderModel::run_step(const DecoderStep& step, KvStore& store, const SampleRequest* request,
+                            MoeObserver* observer) {
   decoder_.set_inputs(step, stream_);
-  const auto compute = [&] { decoder_.compute(step, store, workspace_, stream_, observer); };
+  const auto compute = [&] {
+    decoder_.compute(step, store, workspace_, stream_, observer);
+    const auto rows = static_cast<int64_t>(step.wanted.size());
+    if (request == nullptr || rows == 0) return;
+    const SamplingOptions& options = request->options;
+    SampleArgs args;
+    args.logits = step.logits;
+    args.temperature = options.temperature;
+    args.top_k = options.top_k;
+    args.top_p = options.top_p;
+    args.min_p = options.min_p;
+    args.uniform = uniform_->slice(0, rows);
+    args.ids = drawn_->slice(0, rows);
+    dense_ops(info_.device.type).sample(args, workspace_, stream_);
+  };
   if (can_replay(step, observer)) {
-    graphs_.run(key_of(step, store), stream_, compute);
+    graphs_.run(key_of(step, store, request), stream_, compute);
   } else {
     compute();
   }
@@ -310,7 +383,8 @@ bool DecoderModel::can_replay(const DecoderStep& step, const MoeObserver* observ
   });
 }
 
-StepKey DecoderModel::key_of(const DecoderStep& step, const KvStore& store) const {
+StepKey DecoderModel::key_of(const DecoderStep& step, const KvStore& store,
+                             const SampleRequest* request) const {
   StepKey key;
   key.num_tokens = static_cast<int64_t>(step.token_ids.size());
   key.logits = step.logits.data();
@@ -320,6 +394,7 @@ StepKey DecoderModel::key_of(const DecoderStep& step, const KvStore& store) cons
   for (const auto& group : groups_) {
     key.experts.push_back(group->choice_for(key.num_tokens).layers.front().get());
   }
+  if (request != nullptr) key.sampling = request->options;
   return key;
 }
 
@@ -422,7 +497,7 @@ void DecoderModel::fit_workspace() {
   const int64_t step = decoder_.reserved_tokens();
   if (step == 0) return;
   graphs_.clear();
-  workspace_.reserve(decoder_.workspace_bytes(step, threads_.num_threads()));
+  workspace_.reserve(step_workspace_bytes(step));
 }
 
 ExpertsQuery DecoderModel::experts_query(std::string_view sub_config) const {

@@ -34,6 +34,9 @@ class DecoderModel final : public Model {
   void reserve(int64_t max_tokens) override;
   void forward(const ForwardInput& input, KvCache& cache, MutableTensorView logits,
                const MoeHooks* hooks) override;
+  bool can_sample() const override { return info_.device.type != DeviceType::kCpu; }
+  void forward_and_sample(const ForwardInput& input, KvCache& cache, const SampleRequest& request,
+                          std::span<TokenId> next) override;
   ExpertsImplementation get_experts_implementation() const override;
   void set_experts_implementation(const ExpertsImplementation& map) override;
   void set_experts_implementation(std::string_view name) override;
@@ -52,20 +55,34 @@ class DecoderModel final : public Model {
  private:
   class Cache;
 
+  /// What becomes of the logits of a forward.
+  struct Outcome {
+    MutableTensorView logits = {};           // written here, on either side
+    const SampleRequest* request = nullptr;  // or tokens drawn by this
+    std::span<TokenId> next = {};            // go here
+  };
+
   KvShape cache_shape(int64_t num_sequences, int64_t max_tokens) const;
-  Cache& check_input(const ForwardInput& input, KvCache& cache, const TensorView& logits) const;
-  void run_steps(const ForwardInput& input, KvStore& store, const MutableTensorView& logits,
+  Cache& check_input(const ForwardInput& input, KvCache& cache) const;
+  void check_logits(const ForwardInput& input, const TensorView& logits) const;
+  void run_steps(const ForwardInput& input, KvStore& store, const Outcome& outcome,
                  MoeObserver* observer);
-  void run_step(const DecoderStep& step, KvStore& store, MoeObserver* observer);
+  void run_step(const DecoderStep& step, KvStore& store, const SampleRequest* request,
+                MoeObserver* observer);
   bool can_replay(const DecoderStep& step, const MoeObserver* observer) const;
-  StepKey key_of(const DecoderStep& step, const KvStore& store) const;
-  // For logits on the host of a model on a GPU.
-  MutableTensorView device_logits(size_t num_rows);
+  StepKey key_of(const DecoderStep& step, const KvStore& store, const SampleRequest* request) const;
+  // Logits that do not go to the caller's memory directly: wanted_ then counts rows of
+  // device_logits_, targets_ says where they belong.
+  MutableTensorView gather_wanted();
+  void bring_logits(const MutableTensorView& logits);
+  void set_uniform(std::span<const double> uniform);
+  void bring_tokens(std::span<TokenId> next);
   // Fills spans_ and wanted_ with the next piece that begins at token `begin`; returns its end.
   int64_t plan_step(const ForwardInput& input, const KvStore& store, int64_t begin);
   // Prepares, makes room, and only then switches; `name_of_group(group)` is empty for "as it is".
   template <typename NameOfGroup>
   void switch_groups(const NameOfGroup& name_of_group);
+  size_t step_workspace_bytes(int64_t step) const;
   void fit_workspace();
 
   ModelInfo info_;
@@ -79,8 +96,11 @@ class DecoderModel final : public Model {
   Stream stream_;  // owned_stream_'s
   Workspace workspace_;
   bool use_graphs_ = true;
-  StepGraphs graphs_;  // after all memory that graphs use
-  Tensor device_logits_;
+  StepGraphs graphs_;                                 // after all memory that graphs use
+  Tensor device_logits_;                              // [rows, vocab_size] f32
+  Tensor uniform_;                                    // [rows] f64, one for each row that is drawn
+  Tensor drawn_;                                      // [rows] i32
+  std::shared_ptr<void> staging_;                     // pinned, [rows] f64
   std::shared_ptr<std::atomic<size_t>> cache_bytes_;  // of all living caches
   // A forward's plan, sized by reserve().
   std::vector<SequenceSpan> spans_;

@@ -114,6 +114,12 @@ void check_options(const LoadOptions& options) {
 
 }  // namespace
 
+void Model::forward_and_sample(const ForwardInput& /*input*/, KvCache& /*cache*/,
+                               const SampleRequest& /*request*/, std::span<TokenId> /*next*/) {
+  throw Unsupported(str_cat("forward_and_sample: models on ", info().device,
+                            " give logits; call forward() and draw with Sampler"));
+}
+
 std::unique_ptr<Model> Model::from_pretrained(const std::string& path, const LoadOptions& options) {
   check_options(options);
   Opened opened(path, options);

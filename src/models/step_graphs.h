@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "cadre/sampling.h"
 #include "core/device_runtime.h"
 
 namespace cadre {
@@ -17,8 +19,9 @@ struct StepKey {
   const void* logits = nullptr;
   const void* cache = nullptr;
   int64_t cache_sequences = 0;
-  int64_t cache_tokens = 0;          // of a sequence
-  std::vector<const void*> experts;  // the prepared experts of each group
+  int64_t cache_tokens = 0;                 // of a sequence
+  std::vector<const void*> experts;         // the prepared experts of each group
+  std::optional<SamplingOptions> sampling;  // what is drawn at the end; empty: nothing
 
   friend bool operator==(const StepKey&, const StepKey&) = default;
 };

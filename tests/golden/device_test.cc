@@ -32,6 +32,7 @@ class DeviceModel : public testing::Test {
     static const std::vector<TokenId> ids = {5, 9, 2, 7, 11, 3};
     return ids;
   }
+  static std::vector<std::vector<TokenId>> one_prompt() { return {prompt()}; }
   static std::vector<std::vector<TokenId>> continuations(Model& model, int64_t batch) {
     const std::vector<std::vector<TokenId>> prompts(static_cast<size_t>(batch), prompt());
     return generate(model, prompts, {.max_new_tokens = 24, .ignore_eos = true}).token_ids;
@@ -89,7 +90,7 @@ TEST_F(DeviceModel, SmallStepsOfGroupedMmTakeBatchedMm) {
   EXPECT_EQ(model->experts_of_step(4).at(""), "grouped_mm");
   EXPECT_EQ(model->get_experts_implementation().at(""), "grouped_mm");
   const GenerationResult result =
-      generate(*model, std::vector{prompt()}, {.max_new_tokens = 4, .ignore_eos = true});
+      generate(*model, one_prompt(), {.max_new_tokens = 4, .ignore_eos = true});
   EXPECT_EQ(result.prefill_experts, "grouped_mm");
   EXPECT_EQ(result.decode_experts, "batched_mm");
   EXPECT_EQ(model->get_experts_implementation().at(""), "grouped_mm");
@@ -97,12 +98,10 @@ TEST_F(DeviceModel, SmallStepsOfGroupedMmTakeBatchedMm) {
   LoadOptions off = options();
   off.experts_implementation = "grouped_mm";
   off.decode_experts = {DecodeExperts::kOff};
-  EXPECT_EQ(generate(*load(off), std::vector{prompt()}, {.max_new_tokens = 2}).decode_experts,
-            "grouped_mm");
+  EXPECT_EQ(generate(*load(off), one_prompt(), {.max_new_tokens = 2}).decode_experts, "grouped_mm");
   LoadOptions eager = options();
   eager.experts_implementation = "eager";
-  EXPECT_EQ(generate(*load(eager), std::vector{prompt()}, {.max_new_tokens = 2}).decode_experts,
-            "eager");
+  EXPECT_EQ(generate(*load(eager), one_prompt(), {.max_new_tokens = 2}).decode_experts, "eager");
 }
 
 TEST_F(DeviceModel, TheDecodeStageIsOverAfterAnError) {
@@ -110,8 +109,7 @@ TEST_F(DeviceModel, TheDecodeStageIsOverAfterAnError) {
   grouped.experts_implementation = "grouped_mm";
   const auto model = load(grouped);
   const auto stop = [](int64_t, TokenId) -> bool { throw std::runtime_error("stop"); };
-  EXPECT_THROW(generate(*model, std::vector{prompt()}, {.max_new_tokens = 8}, stop),
-               std::runtime_error);
+  EXPECT_THROW(generate(*model, one_prompt(), {.max_new_tokens = 8}, stop), std::runtime_error);
   EXPECT_EQ(model->get_experts_implementation().at(""), "grouped_mm");
   EXPECT_EQ(model->experts_of_step(100000).at(""), "grouped_mm");
 }
@@ -145,6 +143,36 @@ TEST_F(DeviceModel, SwitchingBackAndForthKeepsResults) {
         EXPECT_EQ(logits, first[i]) << backend;
       }
       ++i;
+    }
+  }
+}
+
+// The draw on the device is the draw of the host's Sampler for the same numbers.
+TEST_F(DeviceModel, DrawsWhatTheHostDraws) {
+  LoadOptions float32 = options();
+  float32.dtype = DType::kF32;
+  const auto model = load(float32);
+  const int64_t vocab = model->info().vocab_size;
+  const std::vector<int64_t> counts = {static_cast<int64_t>(prompt().size())};
+  std::vector<float> logits(static_cast<size_t>(vocab));
+  const MutableTensorView view(logits.data(), DType::kF32, {1, vocab});
+  for (const SamplingOptions& sampling :
+       {SamplingOptions{},
+        {.temperature = 1.0f},
+        {.temperature = 0.7f, .top_k = 20},
+        {.temperature = 1.3f, .top_p = 0.8f},
+        {.temperature = 1.0f, .min_p = 0.01f},
+        {.temperature = 0.9f, .top_k = 50, .top_p = 0.9f, .min_p = 0.001f}}) {
+    Sampler host(sampling);
+    Sampler numbers(sampling);
+    for (int draw = 0; draw < 20; ++draw) {
+      auto cache = model->new_cache(1, counts[0]);
+      model->forward({prompt(), counts}, *cache, view);
+      const double uniform = sampling.temperature == 0.0f ? 0 : numbers.uniform();
+      cache = model->new_cache(1, counts[0]);
+      TokenId next = -2;
+      model->forward_and_sample({prompt(), counts}, *cache, {sampling, {&uniform, 1}}, {&next, 1});
+      EXPECT_EQ(next, host.next(logits, prompt()));
     }
   }
 }
