@@ -6,7 +6,9 @@
 #include "cadre/thread_pool.h"
 #include "commands.h"
 #include "convert.h"
+#include "core/device_runtime.h"
 #include "exit_codes.h"
+#include "experts/device_experts.h"
 #include "experts_case.h"
 #include "interrupt.h"
 #include "io/safetensors.h"
@@ -49,15 +51,20 @@ Tensor run_backend(const ExpertsCase& input, const std::string& name, const Expe
   const Tensor weights = to_dtype(input.top_k_weights, DType::kF32);
   std::vector<int64_t> ids;
   append_integers(input.top_k_index, ids);
-  const Tensor output(DType::kF32, hidden->shape());
-  const RoutedTokens tokens{hidden, TensorView(ids.data(), DType::kI64, input.top_k_index.shape()),
-                            weights, output};
   ThreadPool pool(num_threads);
+  const OwnedStream owned(query.device, pool);
+  const Stream& stream = owned.get();
+  const Tensor x = to_device_of(stream, hidden.view());
+  const Tensor index = to_device_of(stream, {ids.data(), DType::kI64, input.top_k_index.shape()});
+  const Tensor factors = to_device_of(stream, weights.view());
+  const Tensor output(DType::kF32, hidden->shape(), query.device);
   Workspace workspace(query.device,
                       backend.workspace_bytes(query, hidden->dim(0), pool.num_threads()));
-  const auto prepared = backend.prepare(query, input.weights);
-  backend.forward(*prepared, tokens, workspace, Stream::cpu(pool));
-  return output;
+  const auto prepared = backend.prepare(query, copy_to_device(query, input.weights, stream));
+  backend.forward(*prepared, {x.view(), index.view(), factors.view(), output}, workspace, stream);
+  Tensor result = to_host(stream, output.view());
+  synchronize(stream);
+  return result;
 }
 
 /// |out - expected| / |expected|; empty when the case holds no output, 0 for two empty ones.
@@ -92,7 +99,8 @@ int run_command(const ExpertsOptions& options, const CommonOptions& common) {
   query.config = input.config;
   query.device = common.load.device;
   query.compute_dtype = common.load.dtype.value_or(DType::kF32);
-  query.format = input.format;
+  query.format =
+      query.device.type == DeviceType::kCpu ? input.format : *plain_format(query.compute_dtype);
   query.scale_layout = input.weights->scale_layout;
   const Tensor output = run_backend(input, name, query, common.load.num_threads);
   {

@@ -65,6 +65,18 @@ void copy_tensor(const TensorView& from, const MutableTensorView& to, const Stre
   }
 }
 
+Tensor to_device_of(const Stream& stream, const TensorView& host) {
+  Tensor copy(host.dtype(), host.shape(), stream.device);
+  copy_tensor(host, copy, stream);
+  return copy;
+}
+
+Tensor to_host(const Stream& stream, const TensorView& tensor) {
+  Tensor copy(tensor.dtype(), tensor.shape());
+  copy_tensor(tensor, copy, stream);
+  return copy;
+}
+
 void synchronize(const Stream& stream) {
   if (stream.device.type != DeviceType::kCpu) device_runtime(stream.device).synchronize(stream);
 }

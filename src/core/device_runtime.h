@@ -135,6 +135,11 @@ class OwnedStream {
 /// stream; shapes and dtypes are equal, both contiguous. On the CPU a plain copy.
 void copy_tensor(const TensorView& from, const MutableTensorView& to, const Stream& stream);
 
+/// A copy of a contiguous tensor on the other side: on the stream's device, or on the host. In the
+/// order of the stream; the tensor it is made of must stay until then.
+Tensor to_device_of(const Stream& stream, const TensorView& host);
+Tensor to_host(const Stream& stream, const TensorView& tensor);
+
 /// Waits for the stream; nothing to do on the CPU.
 void synchronize(const Stream& stream);
 

@@ -24,8 +24,8 @@ class HookObserver final : public MoeObserver {
   void on_routing(const MoeLayerView& view) override {
     if (!hooks_.on_routing) return;
     if (on_host()) return hooks_.on_routing(view.layer, view.top_k_index, view.top_k_weights);
-    const Tensor index = to_host(view.top_k_index);
-    const Tensor weights = to_host(view.top_k_weights);
+    const Tensor index = to_host(stream_, view.top_k_index);
+    const Tensor weights = to_host(stream_, view.top_k_weights);
     synchronize(stream_);
     hooks_.on_routing(view.layer, index, weights);
     copy_tensor(index.view(), view.top_k_index, stream_);
@@ -39,21 +39,16 @@ class HookObserver final : public MoeObserver {
       return hooks_.on_output(
           {view.layer, view.hidden_states, view.top_k_index, view.top_k_weights, view.output});
     }
-    const Tensor x = to_host(view.hidden_states);
-    const Tensor index = to_host(view.top_k_index);
-    const Tensor weights = to_host(view.top_k_weights);
-    const Tensor output = to_host(view.output);
+    const Tensor x = to_host(stream_, view.hidden_states);
+    const Tensor index = to_host(stream_, view.top_k_index);
+    const Tensor weights = to_host(stream_, view.top_k_weights);
+    const Tensor output = to_host(stream_, view.output);
     synchronize(stream_);
     hooks_.on_output({view.layer, x.view(), index.view(), weights.view(), output.view()});
   }
 
  private:
   bool on_host() const { return stream_.device.type == DeviceType::kCpu; }
-  Tensor to_host(const TensorView& view) const {
-    Tensor copy(view.dtype(), view.shape());
-    copy_tensor(view, copy, stream_);
-    return copy;
-  }
 
   const MoeHooks& hooks_;
   const Stream& stream_;

@@ -12,7 +12,9 @@
 #include "cadre/error.h"
 #include "cadre/thread_pool.h"
 #include "cadre/workspace.h"
+#include "core/device_runtime.h"
 #include "core/str_cat.h"
+#include "experts/host_experts.h"
 #include "experts/relative_error.h"
 #include "models/decoder_model.h"
 
@@ -109,13 +111,16 @@ std::vector<double> reference_of(const ExpertsConfig& config, const ExpertsWeigh
 /// Runs one backend twice, the second time by the clock; returns the seconds.
 double run_backend(ExpertsBackend& backend, const ExpertsQuery& query,
                    const std::shared_ptr<const ExpertsWeights>& weights, const RoutedTokens& tokens,
-                   ThreadPool& pool) {
+                   const Stream& stream) {
+  const CurrentDevice current(query.device);
   const auto prepared = backend.prepare(query, weights);
   Workspace workspace(query.device, backend.workspace_bytes(query, tokens.hidden_states.dim(0),
-                                                            pool.num_threads()));
-  backend.forward(*prepared, tokens, workspace, Stream::cpu(pool));
+                                                            stream.threads->num_threads()));
+  backend.forward(*prepared, tokens, workspace, stream);
+  synchronize(stream);
   const auto start = std::chrono::steady_clock::now();
-  backend.forward(*prepared, tokens, workspace, Stream::cpu(pool));
+  backend.forward(*prepared, tokens, workspace, stream);
+  synchronize(stream);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -129,7 +134,8 @@ void add(VerifySummary& summary, const ExpertsCheck& check) {
 
 class Verifier {
  public:
-  Verifier(const DecoderModel& model, int num_threads) : model_(model), pool_(num_threads) {}
+  Verifier(const DecoderModel& model, int num_threads)
+      : model_(model), pool_(num_threads), stream_(model.info().device, pool_) {}
 
   /// False when `on_check` wants no more.
   bool verify_layer(const LayerInput& input, VerifySummary& summary,
@@ -138,17 +144,26 @@ class Verifier {
     const ExpertsGroup& group = block.group();
     const ExpertsQuery& query = group.query();
     const auto& weights = group.weights(block.index());
-    const Tensor output(query.compute_dtype, input.hidden_states->shape());
-    const RoutedTokens tokens{input.hidden_states, input.top_k_index, input.top_k_weights, output};
-    const std::vector<double> truth = reference_of(query.config, *weights, tokens, pool_);
+    const Stream& stream = stream_.get();
+    const std::vector<double> truth = reference_of(
+        query.config, HostExperts(query.config, *weights, input.top_k_index, stream).get(),
+        {input.hidden_states, input.top_k_index, input.top_k_weights, {}}, pool_);
+    const Tensor x = to_device_of(stream, input.hidden_states.view());
+    const Tensor index = to_device_of(stream, input.top_k_index.view());
+    const Tensor factors = to_device_of(stream, input.top_k_weights.view());
+    Tensor poison(query.compute_dtype, input.hidden_states->shape());
+    std::memset(poison->mutable_data(), 0xff, poison->nbytes());  // NaN: every row is written
     for (const BackendEntry& entry : list_backends()) {
       if (entry.backend == nullptr || entry.device != query.device.type) continue;
       if (!entry.backend->supports(query)) continue;
       ExpertsCheck check{input.layer, group.sub_config(), entry.name, query.compute_dtype,
                          query.format};
-      std::memset(output->mutable_data(), 0xff, output->nbytes());  // NaN: every row is written
-      check.seconds = run_backend(*entry.backend, query, weights, tokens, pool_);
-      check.relative_error = relative_error(output, truth);
+      const Tensor output = to_device_of(stream, poison.view());
+      check.seconds = run_backend(*entry.backend, query, weights,
+                                  {x.view(), index.view(), factors.view(), output}, stream);
+      const Tensor result = to_host(stream, output.view());
+      synchronize(stream);
+      check.relative_error = relative_error(result, truth);
       check.bound = stated_bound(query.compute_dtype, query.format);
       add(summary, check);
       if (!on_check(check)) return false;
@@ -159,6 +174,7 @@ class Verifier {
  private:
   const DecoderModel& model_;
   ThreadPool pool_;
+  OwnedStream stream_;
 };
 
 }  // namespace
