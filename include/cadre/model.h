@@ -151,9 +151,9 @@ class Model {
 
   virtual std::unique_ptr<KvCache> new_cache(int64_t num_sequences, int64_t max_tokens) = 0;
 
-  /// Makes room for forwards of up to max_tokens new tokens (2048 at most count: beyond, only
-  /// memory grows); a larger forward is cut into pieces of this size with equal results. The only
-  /// call that allocates workspace; forward() calls it with 512 when nobody did.
+  /// Makes room for forwards of up to max_tokens new tokens (2048, on a GPU 16384, at most count:
+  /// beyond, only memory grows); a larger forward is cut into pieces of this size with equal
+  /// results. The only call that allocates workspace; forward() calls it with 512 (4096) when nobody did.
   virtual void reserve(int64_t max_tokens) = 0;
 
   /// Runs the new tokens, appends them to the cache and writes logits, f32, on the model's device

@@ -2,6 +2,8 @@
 // all tokens so far modulo the vocabulary; then the bundled model against Transformers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -231,6 +233,83 @@ TEST(Generate, RepetitionPenaltyCountsThePrompt) {
   EXPECT_EQ(generate(model, prompts, options).token_ids[0][0], 0);
   options.sampling.repetition_penalty = 4.0f;
   EXPECT_EQ(generate(model, prompts, options).token_ids[0][0], 3);
+}
+
+// As on a GPU: gives tokens in place of logits, the same that Sampler would draw from them.
+class DrawingModel : public SumModel {
+ public:
+  bool can_sample() const override { return true; }
+  void forward_and_sample(const ForwardInput& input, KvCache& cache, const SampleRequest& request,
+                          std::span<TokenId> next) override {
+    ++num_draws;
+    const auto rows = static_cast<int64_t>(input.num_tokens.size());
+    std::vector<float> logits(input.num_tokens.size() * kVocab);
+    SumModel::forward(input, cache, {logits.data(), DType::kF32, {rows, kVocab}}, nullptr);
+    for (size_t i = 0; i < input.num_tokens.size(); ++i) {
+      if (input.num_tokens[i] == 0) continue;
+      const std::span<float> row(logits.data() + i * kVocab, kVocab);
+      if (std::isnan(row[0])) {
+        next[i] = -1;
+      } else if (request.options.temperature == 0.0f) {
+        next[i] = static_cast<TokenId>(std::max_element(row.begin(), row.end()) - row.begin());
+      } else {
+        next[i] = drawn(row, request.options, request.uniform[i]);
+      }
+    }
+  }
+
+  int num_draws = 0;
+
+ private:
+  static TokenId drawn(std::span<float> logits, const SamplingOptions& options, double uniform) {
+    double sum = 0;
+    for (const auto& [id, probability] : Sampler(options).probabilities(logits, {})) {
+      sum += probability;
+      if (uniform < sum) return id;
+    }
+    return kVocab - 1;
+  }
+};
+
+TEST(Generate, AModelThatDrawsGetsTheNumbersOfEachSequence) {
+  for (const float temperature : {0.0f, 1.0f, 100.0f}) {
+    auto options = up_to(30);
+    options.sampling.temperature = temperature;
+    options.sampling.seed = 5;
+    const Prompts prompts = {{1, 2}, {7}, {3, 3, 3}};
+    SumModel model;
+    model.set_eos({0});
+    DrawingModel drawing;
+    drawing.set_eos({0});
+    EXPECT_EQ(generate(drawing, prompts, options).token_ids,
+              generate(model, prompts, options).token_ids)
+        << temperature;
+    EXPECT_EQ(drawing.num_draws, static_cast<int>(drawing.calls.size()));
+  }
+}
+
+TEST(Generate, ARepetitionPenaltyIsDrawnFromLogits) {
+  DrawingModel model;
+  auto options = up_to(1);
+  options.sampling.repetition_penalty = 4.0f;
+  EXPECT_EQ(generate(model, Prompts{{0, 1, 2, 8}}, options).token_ids[0][0], 3);
+  EXPECT_EQ(model.num_draws, 0);
+}
+
+TEST(Generate, ADrawFromNothingButNanBlamesTheModel) {
+  DrawingModel model;
+  model.nan_from_call = 1;
+  EXPECT_THROW(generate(model, Prompts{{1}}, up_to(2)), CheckpointError);
+}
+
+TEST(Generate, ModelsThatGiveLogitsRefuseToDraw) {
+  SumModel model;
+  const auto cache = model.new_cache(1, 4);
+  const std::vector<TokenId> ids = {1};
+  const std::vector<int64_t> counts = {1};
+  TokenId next = 0;
+  EXPECT_FALSE(model.can_sample());
+  EXPECT_THROW(model.forward_and_sample({ids, counts}, *cache, {}, {&next, 1}), Unsupported);
 }
 
 std::string refusal(const Prompts& prompts, const GenerationOptions& options) {

@@ -174,7 +174,7 @@ void DecoderModel::reserve(int64_t max_tokens) {
   if (max_tokens < 1) {
     throw InvalidArgument(str_cat("reserve: expected at least 1 token, got ", max_tokens));
   }
-  const int64_t step = std::min(max_tokens, kMaxStepTokens);
+  const int64_t step = std::min(max_tokens, on_cpu(info_) ? kMaxStepTokens : kMaxStepTokensOfGpu);
   if (step <= decoder_.reserved_tokens()) return;
   graphs_.clear();
   try {
@@ -269,7 +269,9 @@ void DecoderModel::forward_and_sample(const ForwardInput& input, KvCache& cache,
 void DecoderModel::run_steps(const ForwardInput& input, KvStore& store, const Outcome& outcome,
                              MoeObserver* observer) {
   if (input.token_ids.empty()) return;
-  if (decoder_.reserved_tokens() == 0) reserve(kDefaultStepTokens);
+  if (decoder_.reserved_tokens() == 0) {
+    reserve(on_cpu(info_) ? kDefaultStepTokens : kDefaultStepTokensOfGpu);
+  }
   const CurrentDevice current(info_.device);
   const auto total = static_cast<int64_t>(input.token_ids.size());
   const bool is_direct = outcome.request == nullptr && outcome.logits.device() == info_.device;

@@ -21,8 +21,10 @@ class DecoderModel final : public Model {
   /// Largest piece that a forward is cut into: beyond it, a longer piece reads weights hardly less
   /// often per token, and only the workspace grows.
   static constexpr int64_t kMaxStepTokens = 2048;
+  static constexpr int64_t kMaxStepTokensOfGpu = 16384;  // fills its multiprocessors
   /// Piece of a forward that nobody reserved for.
   static constexpr int64_t kDefaultStepTokens = 512;
+  static constexpr int64_t kDefaultStepTokensOfGpu = 4096;
 
   /// `owner` keeps the weights; `weights_bytes` of them: the files' (CPU), or copies on the GPU.
   DecoderModel(ModelInfo info, BuiltModel model, size_t weights_bytes,
