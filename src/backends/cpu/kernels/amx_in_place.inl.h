@@ -4,7 +4,8 @@
 //
 // Two groups of 16 rows take turns chunk by chunk: 32 streams of memory are what the hardware's
 // prefetcher follows. A chunk's sums leave the tiles for a buffer and are added to the running sums
-// while the next products are under way.
+// while the next products are under way. The gate function takes the sums as they are: two of its
+// rows make a row of pairs for down.
 
 namespace cadre::cpu {
 namespace {
@@ -55,10 +56,16 @@ struct Block {
   int64_t fetch_stride;    // bytes
 };
 
+// A step's lines, spread over its products: as many at once would hold all of the L1 cache's fill
+// buffers until memory answers.
+template <int kTile, int kTiles>
 inline void fetch_rows(const Block block, int step) {
+  if (block.fetch == nullptr) return;
   const char* at = block.fetch + step * kTileK * 2;
 #pragma GCC unroll 16
-  for (int r = 0; r < kTileRows; ++r) prefetch(at + r * block.fetch_stride);
+  for (int r = kTile * kTileRows / kTiles; r < (kTile + 1) * kTileRows / kTiles; ++r) {
+    prefetch(at + r * block.fetch_stride);
+  }
 }
 
 // g++ 12 wants tile numbers as literals.
@@ -77,20 +84,23 @@ inline void multiply_token_tile(const Block block, int step) {
   if constexpr (kTile == 4) _tile_dpbf16ps(4, 5, 6);
 }
 
+template <int kTile, int kTiles, bool kAdd>
+inline void multiply_tile_of(const Block block, int step, const Pending pending) {
+  if constexpr (kTile < kTiles) {
+    multiply_token_tile<kTile>(block, step);
+    fetch_rows<kTile, kTiles>(block, step);
+    if constexpr (kAdd) pending.add(kTile, step);
+  }
+}
+
 template <int kTiles, bool kAdd>
 inline void multiply_step(const Block block, int step, const Pending pending) {
   _tile_loadd(5, block.weights + step * kTileK, block.weight_stride);
-  if (block.fetch != nullptr) fetch_rows(block, step);
-  multiply_token_tile<0>(block, step);
-  if constexpr (kAdd) pending.add(0, step);
-  if constexpr (kTiles > 1) multiply_token_tile<1>(block, step);
-  if constexpr (kTiles > 1 && kAdd) pending.add(1, step);
-  if constexpr (kTiles > 2) multiply_token_tile<2>(block, step);
-  if constexpr (kTiles > 2 && kAdd) pending.add(2, step);
-  if constexpr (kTiles > 3) multiply_token_tile<3>(block, step);
-  if constexpr (kTiles > 3 && kAdd) pending.add(3, step);
-  if constexpr (kTiles > 4) multiply_token_tile<4>(block, step);
-  if constexpr (kTiles > 4 && kAdd) pending.add(4, step);
+  multiply_tile_of<0, kTiles, kAdd>(block, step, pending);
+  multiply_tile_of<1, kTiles, kAdd>(block, step, pending);
+  multiply_tile_of<2, kTiles, kAdd>(block, step, pending);
+  multiply_tile_of<3, kTiles, kAdd>(block, step, pending);
+  multiply_tile_of<4, kTiles, kAdd>(block, step, pending);
 }
 
 template <int kTiles>
@@ -155,6 +165,23 @@ void multiply_last_chunk(const Block block, int k, bool single_row) {
   multiply_step<kTiles, false>(tail, 0, {});
 }
 
+// h of 16 columns from their transposed sums, [tiles][16 columns][16 tokens] each, as pair_rows
+// would arrange it: `out` is the step's first word, `column` 0 or 16 of its 32.
+template <GateKind kKind>
+void gate_transposed(const GateArgs& args, int column, const float* gate, const float* up,
+                     uint32_t* out) {
+  const auto h = [&](int i) {
+    const int n = column + i % kTileRows;
+    return gated<kKind>(args, load<Floats>(gate + i * 16) + args.gate_bias[n],
+                        load<Floats>(up + i * 16) + args.up_bias[n]);
+  };
+  for (int i = 0; i < row_tiles(args.num_rows) * kTileRows; i += 2) {
+    const Words pair = (round_bf16(h(i)) >> 16) | round_bf16(h(i + 1));
+    const int row = i / kTileRows * kTileRows + (column + i % kTileRows) / 2;
+    store(out + row * 16, pair);
+  }
+}
+
 // Running sums of two groups of weight rows, [2][token tiles][kTileRows][16].
 class InPlaceProduct {
  public:
@@ -173,6 +200,7 @@ class InPlaceProduct {
       }
     }
     pending_.finish();
+    if (args_.gate != nullptr) return write_gated(groups[0].column);
     for (int g = 0; g < count; ++g) write(groups[g], sums(g, 0));
   }
 
@@ -229,12 +257,11 @@ class InPlaceProduct {
     float* running = sums(group, first);
     pending_.tiles = 0;
     if (k == 0) return store_sums<kTiles>(running);
-    buffer_ ^= 1;
-    store_sums<kTiles>(buffers_[buffer_]);
-    pending_ = {buffers_[buffer_], running, kTiles};
+    store_sums<kTiles>(buffer_);
+    pending_ = {buffer_, running, kTiles};
   }
 
-  // Sums to acc, a token in each row again.
+  // Sums to acc or to the results, a token in each row again.
   void write(const WeightRows& rows, const float* sums) const {
     for (int first = 0; first < args_.num_rows; first += 16) {
       const unsigned char* columns[kTileRows];
@@ -244,8 +271,28 @@ class InPlaceProduct {
       Words transposed[16];
       load_transposed_lines(columns, 0, transposed);
       const int count = args_.num_rows - first < 16 ? args_.num_rows - first : 16;
+      if (args_.finish != nullptr) {
+        for (int r = 0; r < count; ++r) {
+          finish_vector<Element::kF32>(*args_.finish, first + r, rows.column,
+                                       (Floats)transposed[r]);
+        }
+        continue;
+      }
       float* to = args_.acc + first * kPanelColumns + rows.column;
       for (int r = 0; r < count; ++r, to += kPanelColumns) store(to, transposed[r]);
+    }
+  }
+
+  // The sums of a group of gate and of the same columns of up.
+  void write_gated(int column) const {
+    const GateArgs& gate = *args_.gate;
+    auto* out = static_cast<uint32_t*>(gate.out);
+    with_gate_kind(gate.kind, [&]<GateKind kKind>() {
+      gate_transposed<kKind>(gate, column, sums(0, 0), sums(1, 0), out);
+    });
+    if (gate.columns > 16) return;
+    for (int tile = 0; tile < tiles_; ++tile) {  // the step's other 16 columns
+      __builtin_memset(out + tile * kTileFloats + kTileFloats / 2, 0, kTileFloats / 2 * 4);
     }
   }
 
@@ -253,9 +300,8 @@ class InPlaceProduct {
   int tiles_;
   int tiles_per_pass_;
   const WeightRows* next_ = nullptr;
-  int buffer_ = 0;
   Pending pending_;
-  alignas(64) float buffers_[2][kMaxTokenTiles * kTileFloats];
+  alignas(64) float buffer_[kMaxTokenTiles * kTileFloats];
 };
 
 void multiply_in_place(const InPlaceArgs& args) {

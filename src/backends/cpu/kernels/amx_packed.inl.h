@@ -187,9 +187,8 @@ class PackedProduct {
     float* running = args_.sums + block * kBlockFloats;
     pending_.to = nullptr;
     if (k == 0) return store_sums<4>(running);
-    buffer_ ^= 1;
-    store_sums<4>(buffers_[buffer_]);
-    pending_ = {buffers_[buffer_], running};
+    store_sums<4>(buffer_);
+    pending_ = {buffer_, running};
   }
 
   template <bool kTwoRowTiles, bool kAdd>
@@ -230,9 +229,8 @@ class PackedProduct {
   int64_t row_step_;
   int64_t panel_bytes_;
   int fetch_lines_;
-  int buffer_ = 0;
   PendingBlock pending_;
-  alignas(64) float buffers_[2][kBlockFloats];
+  alignas(64) float buffer_[kBlockFloats];
 };
 
 void multiply_packed(const PackedArgs& args) {

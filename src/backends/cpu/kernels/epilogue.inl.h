@@ -88,35 +88,46 @@ void gate_rows(const GateArgs& args) {
   }
 }
 
+// Calls f.template operator()<GateKind>() for the kind.
+template <typename F>
+inline void with_gate_kind(GateKind kind, F f) {
+  switch (kind) {
+    case GateKind::kSilu:
+      return f.template operator()<GateKind::kSilu>();
+    case GateKind::kGelu:
+      return f.template operator()<GateKind::kGelu>();
+    case GateKind::kGeluTanh:
+      return f.template operator()<GateKind::kGeluTanh>();
+    case GateKind::kRelu:
+      return f.template operator()<GateKind::kRelu>();
+    case GateKind::kRelu2:
+      return f.template operator()<GateKind::kRelu2>();
+    case GateKind::kScaledSwiglu:
+      return f.template operator()<GateKind::kScaledSwiglu>();
+  }
+}
+
 void gate_function(const GateArgs& args) {
   with_type(args.out_type, [&]<Element kOut>() {
-    switch (args.kind) {
-      case GateKind::kSilu:
-        return gate_rows<GateKind::kSilu, kOut>(args);
-      case GateKind::kGelu:
-        return gate_rows<GateKind::kGelu, kOut>(args);
-      case GateKind::kGeluTanh:
-        return gate_rows<GateKind::kGeluTanh, kOut>(args);
-      case GateKind::kRelu:
-        return gate_rows<GateKind::kRelu, kOut>(args);
-      case GateKind::kRelu2:
-        return gate_rows<GateKind::kRelu2, kOut>(args);
-      case GateKind::kScaledSwiglu:
-        return gate_rows<GateKind::kScaledSwiglu, kOut>(args);
-    }
+    with_gate_kind(args.kind, [&]<GateKind kKind>() { gate_rows<kKind, kOut>(args); });
   });
+}
+
+// Columns [n, n + kLanes) of row r.
+template <Element kOut>
+inline void finish_vector(const FinishArgs& args, int r, int n, Floats y) {
+  if (args.bias != nullptr) y += load<Floats>(args.bias + n);
+  if (args.scales != nullptr) y *= args.scales[r];
+  store_rounded<kOut>(static_cast<unsigned char*>(args.out[r]) + n * size_of(kOut), y,
+                      args.columns - n);
 }
 
 void finish_rows(const FinishArgs& args) {
   with_type(args.out_type, [&]<Element kOut>() {
     for (int r = 0; r < args.num_rows; ++r) {
       const float* acc = args.acc + r * kPanelColumns;
-      unsigned char* out = static_cast<unsigned char*>(args.out[r]);
       for (int n = 0; n < args.columns; n += kLanes) {
-        Floats y = load<Floats>(acc + n);
-        if (args.bias != nullptr) y += load<Floats>(args.bias + n);
-        if (args.scales != nullptr) y *= args.scales[r];
-        store_rounded<kOut>(out + n * size_of(kOut), y, args.columns - n);
+        finish_vector<kOut>(args, r, n, load<Floats>(acc + n));
       }
     }
   });

@@ -241,6 +241,13 @@ PanelPart ExpertsCall::down_part(const RowBlock& block, ColumnRange range, int64
           kPanelColumns};
 }
 
+// Whether products of so many rows end with the gate function themselves: it then works on whole
+// tiles, padding and all.
+bool ExpertsCall::gates_in_product(int rows) const {
+  return reads_where_they_lie() && config_.has_gate && rows >= 16 &&
+         row_tiles(rows) * 16 * 2 <= rows * 3;
+}
+
 void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
                                 const PanelScratch& scratch) const {
   const void* rows[kMaxBlockRows];
@@ -248,19 +255,25 @@ void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
   for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
   const void* arranged = nullptr;
   if (arrange_) arranged = count == 1 ? rows[0] : inputs_ + block.arranged * memory_.input_stride;
+  const int64_t first = parts.parts->begin;
+  float biases[2][kPanelColumns] = {};
+  GateArgs gate = gate_args(block, first, parts.parts->count, biases[0], biases[1]);
+  gate.acc = scratch.acc;
+  PanelEnd end;
+  if (gates_in_product(count)) {
+    gate.out = h_step(block, first);
+    end.gate = &gate;
+  }
   panel_product(kernels_, {rows, count, compute_, arranged, &block}, config_.hidden_size, parts,
-                scratch);
-  apply_gate(block, parts.parts->begin, parts.parts->count, scratch.acc);
+                scratch, end);
+  if (end.gate == nullptr) write_gated(block, first, gate);
 }
 
-void ExpertsCall::apply_gate(const RowBlock& block, int64_t first, int columns,
-                             const float* acc) const {
-  float gate_bias[kPanelColumns] = {};
-  float up_bias[kPanelColumns] = {};
+GateArgs ExpertsCall::gate_args(const RowBlock& block, int64_t first, int columns, float* gate_bias,
+                                float* up_bias) const {
   read_bias(weights_, weights_.gate_bias, block.expert, first, columns, gate_bias);
   read_bias(weights_, weights_.up_bias, block.expert, first, columns, up_bias);
   GateArgs args{};
-  args.acc = acc;
   args.num_rows = static_cast<int>(block.end - block.begin);
   args.columns = columns;
   args.has_gate = config_.has_gate;
@@ -270,11 +283,15 @@ void ExpertsCall::apply_gate(const RowBlock& block, int64_t first, int columns,
   args.gate_bias = gate_bias;
   args.up_bias = up_bias;
   args.out_type = compute_;
-  write_gated(block, first, columns, args);
+  return args;
 }
 
-void ExpertsCall::write_gated(const RowBlock& block, int64_t first, int columns,
-                              GateArgs& args) const {
+// Where the arranged columns of h from `first` on begin.
+char* ExpertsCall::h_step(const RowBlock& block, int64_t first) const {
+  return h_of(block) + first * arranged_rows(static_cast<int>(block.end - block.begin)) * 2;
+}
+
+void ExpertsCall::write_gated(const RowBlock& block, int64_t first, GateArgs& args) const {
   if (!arrange_ || args.num_rows == 1) {
     args.out = h_of(block) + first * bytes_of(compute_);
     args.out_stride = memory_.h_stride / bytes_of(compute_);
@@ -286,8 +303,7 @@ void ExpertsCall::write_gated(const RowBlock& block, int64_t first, int columns,
   args.out = h;
   args.out_stride = kPanelColumns;
   kernels_.gate(args);
-  arrange_(
-      {rows, 0, args.num_rows, columns, h_of(block) + first * arranged_rows(args.num_rows) * 2});
+  arrange_({rows, 0, args.num_rows, args.columns, h_step(block, first)});
 }
 
 void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const PanelParts& parts,
@@ -308,11 +324,14 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const Pan
     scales[r] = read_float(static_cast<const char*>(weights.data()) + at * bytes_of(weight_type),
                            weight_type);
   }
-  panel_product(kernels_, {rows, count, compute_, arrange_ ? h_of(block) : nullptr, &block.end},
-                config_.intermediate_size, parts, scratch);
   float bias[kPanelColumns] = {};
   read_bias(weights_, weights_.down_bias, block.expert, first, columns, bias);
-  kernels_.finish({scratch.acc, count, columns, bias, scales, Element::kF32, out});
+  const FinishArgs finish{scratch.acc, count, columns, bias, scales, Element::kF32, out};
+  PanelEnd end;
+  if (reads_where_they_lie()) end.finish = &finish;
+  panel_product(kernels_, {rows, count, compute_, arrange_ ? h_of(block) : nullptr, &block.end},
+                config_.intermediate_size, parts, scratch, end);
+  if (end.finish == nullptr) kernels_.finish(finish);
 }
 
 void ExpertsCall::combine(ColumnRange range) {

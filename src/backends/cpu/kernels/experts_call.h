@@ -81,8 +81,12 @@ class ExpertsCall {
                      const PanelScratch& scratch) const;
   void down_panel(const RowBlock& block, ColumnRange range, const PanelParts& parts,
                   const PanelScratch& scratch) const;
-  void apply_gate(const RowBlock& block, int64_t first, int columns, const float* acc) const;
-  void write_gated(const RowBlock& block, int64_t first, int columns, GateArgs& args) const;
+  bool reads_where_they_lie() const { return arrange_ != nullptr && !weights_.packed; }
+  bool gates_in_product(int rows) const;
+  GateArgs gate_args(const RowBlock& block, int64_t first, int columns, float* gate_bias,
+                     float* up_bias) const;
+  char* h_step(const RowBlock& block, int64_t first) const;
+  void write_gated(const RowBlock& block, int64_t first, GateArgs& args) const;
   void combine_token(int64_t token, ColumnRange range) const;
 
   const ExpertsConfig& config_;

@@ -143,7 +143,8 @@ struct WeightRows {
   int column;      // where their products go
 };
 
-/// acc[r][column + i] = row r . weight row i, over the whole of K, summed as multiply does.
+/// acc[r][column + i] = row r . weight row i, over the whole of K, summed as multiply does. With
+/// `gate` or `finish` acc is not written: what they make of it is (their own acc is not read).
 struct InPlaceArgs {
   const WeightRows* groups;  // an even number of them reads best
   int num_groups;
@@ -153,6 +154,10 @@ struct InPlaceArgs {
   int num_rows;
   float* sums;  // scratch: [kSumFloats]
   float* acc;   // [num_rows, kPanelColumns]
+  // Groups alternate between gate and up, from 16 rows on; out is then a step of kStepK columns as
+  // pair arranges it, of bfloat16.
+  const GateArgs* gate = nullptr;
+  const FinishArgs* finish = nullptr;  // to float32
 };
 
 /// The same with a panel of the packed form (see PackStoredArgs).

@@ -92,13 +92,13 @@ int weight_groups(const PanelPart* parts, int num_parts, WeightRows* groups) {
 }
 
 void multiply_where_they_lie(const KernelTable& kernels, const RowSet& rows, int64_t k,
-                             const PanelParts& parts, const PanelScratch& scratch) {
+                             const PanelParts& parts, const PanelScratch& scratch, PanelEnd end) {
   WeightRows groups[kPanelColumns / 16];
   WeightRows next[kPanelColumns / 16];
   const int count = weight_groups(parts.parts, parts.count, groups);
   const bool fetch = parts.next != nullptr && weight_groups(parts.next, parts.count, next) >= 2;
   kernels.multiply_in_place({groups, count, fetch ? next : nullptr, k, rows.arranged, rows.count,
-                             scratch.wide_rows, scratch.acc});
+                             scratch.wide_rows, scratch.acc, end.gate, end.finish});
 }
 
 }  // namespace
@@ -150,14 +150,14 @@ size_t PerThreadScratch::bytes(int num_threads) {
 }
 
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
-                   const PanelParts& parts, const PanelScratch& scratch) {
+                   const PanelParts& parts, const PanelScratch& scratch, PanelEnd end) {
   CADRE_DCHECK(rows.count <= kMaxBlockRows);
   if (rows.arranged != nullptr && parts.packed != nullptr) {
     return kernels.multiply_packed({parts.packed, parts.next_packed, k, rows.arranged, rows.count,
                                     scratch.wide_rows, scratch.acc});
   }
   if (rows.arranged != nullptr) {
-    return multiply_where_they_lie(kernels, rows, k, parts, scratch);
+    return multiply_where_they_lie(kernels, rows, k, parts, scratch, end);
   }
   if (multiplies_directly(kernels, rows, parts)) {
     return direct_product(kernels, rows, k, parts, scratch);

@@ -92,6 +92,12 @@ struct RowSet {
   const void* identity = nullptr;
 };
 
+/// What comes after a product, done on the way where the product can (InPlaceArgs); one of the two.
+struct PanelEnd {
+  const GateArgs* gate = nullptr;
+  const FinishArgs* finish = nullptr;
+};
+
 /// Whether products with a matrix of `columns` columns can read it where it lies.
 bool reads_in_place(const KernelTable& kernels, Element row_type, const PlainMatrix& matrix,
                     int64_t columns);
@@ -103,9 +109,10 @@ constexpr int64_t arranged_bytes(int64_t count, int64_t k) {
 
 /// scratch.acc[r][column] = row r . column, for all columns of the parts. With rows.arranged the
 /// weights are read directly, packed (rows as KernelTable::tile puts them) or where they lie (as
-/// pair does; reads_in_place must hold for every part).
+/// pair does; reads_in_place must hold for every part). `end` is for weights read where they lie
+/// only; acc is not written then.
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
-                   const PanelParts& parts, const PanelScratch& scratch);
+                   const PanelParts& parts, const PanelScratch& scratch, PanelEnd end = {});
 
 /// How far element (row, col) lies from the start, in bytes, in 64-bit arithmetic.
 constexpr int64_t byte_offset(const PlainMatrix& matrix, int64_t row, int64_t col) {
