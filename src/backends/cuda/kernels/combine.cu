@@ -12,8 +12,6 @@
 namespace cadre::cuda {
 namespace {
 
-constexpr int kSlotsAtOnce = 8;  // rows in flight per thread
-
 /// Passed to the kernel by value.
 struct Rows {
   const void* y;
@@ -95,10 +93,10 @@ __device__ void store(T* to, const float (&values)[kCount]) {
   }
 }
 
-// One thread: kWide neighbouring columns of one token. Half is the dtype of weights that are not
-// float32.
-template <typename Y, typename Half, typename Out, int kWide>
-__global__ void __launch_bounds__(256, 4) combine_rows(Rows rows) {
+// One thread: kWide neighbouring columns of one token, kSlotsAtOnce rows in flight (few rows need
+// more threads to fill the memory's pipe). Half is the dtype of weights that are not float32.
+template <typename Y, typename Half, typename Out, int kWide, int kSlotsAtOnce>
+__global__ void __launch_bounds__(256, kSlotsAtOnce <= 4 ? 6 : 4) combine_rows(Rows rows) {
   const int64_t token = blockIdx.x / rows.blocks_per_token;
   const unsigned block = blockIdx.x % rows.blocks_per_token;
   const int64_t column = (static_cast<int64_t>(block) * blockDim.x + threadIdx.x) * kWide;
@@ -142,8 +140,10 @@ void launch_wide(Rows rows, int64_t num_tokens, cudaStream_t stream) {
   rows.blocks_per_token = static_cast<unsigned>((vectors + threads - 1) / threads);
   const int64_t blocks = num_tokens * rows.blocks_per_token;
   CADRE_ASSERT(blocks <= 0x7fffffff);
-  launch("combine_rows", combine_rows<Y, Half, Out, kWide>, dim3(static_cast<unsigned>(blocks)),
-         dim3(threads), 0, stream, Launch::kDependent, rows);
+  auto* kernel =
+      rows.top_k <= 4 ? combine_rows<Y, Half, Out, kWide, 4> : combine_rows<Y, Half, Out, kWide, 8>;
+  launch("combine_rows", kernel, dim3(static_cast<unsigned>(blocks)), dim3(threads), 0, stream,
+         Launch::kDependent, rows);
 }
 
 template <typename Y, typename Half, typename Out>

@@ -28,11 +28,13 @@ struct Ids {
   uint32_t num_pairs;
   int num_experts;
 
-  /// The expert of a pair; -1: none, or no such pair.
-  __device__ int expert_of(uint32_t pair) const {
-    if (pair >= num_pairs) return -1;
+  /// The id of a pair. Apart from expert_of(), so that several are on their way at once.
+  __device__ Id load(uint32_t pair) const {
     const uint32_t token = pair / top_k;
-    const Id id = data[token * row_stride + (pair - token * top_k)];
+    return data[token * row_stride + (pair - token * top_k)];
+  }
+  /// -1: none.
+  __device__ int expert_of(Id id) const {
     return id >= 0 && id < num_experts ? static_cast<int>(id) : -1;
   }
 };
@@ -92,6 +94,19 @@ __device__ int add_first_rows(const int* totals, int num_experts, int* rows, int
   return num_rows;
 }
 
+// The lanes of the warp that hold the same expert; -1 counts as one. (match_any takes ten times as
+// long where experts are many.)
+__device__ unsigned lanes_with(int expert, int num_experts) {
+  const unsigned key = expert < 0 ? static_cast<unsigned>(num_experts) : expert;
+  unsigned same = kAllLanes;
+  for (unsigned bits = num_experts, bit = 1; bits != 0; bits /= 2, bit *= 2) {
+    const bool is_set = (key & bit) != 0;
+    const unsigned lanes = __ballot_sync(kAllLanes, is_set);
+    same &= is_set ? lanes : ~lanes;
+  }
+  return same;
+}
+
 // A chunk of pairs in registers: `rounds` of each lane, warps one behind the other.
 struct Chunk {
   int expert[kMaxRounds];
@@ -108,18 +123,19 @@ struct Chunk {
                              uint16_t* counts) {
     uint16_t* mine = counts + (threadIdx.x / 32) * ids.num_experts;
     const unsigned lanes_below = (1u << (threadIdx.x % 32)) - 1;
+    Id id[kMaxRounds];
 #pragma unroll
     for (int r = 0; r < kMaxRounds; ++r) {
-      expert[r] = -1;
-      if (r < rounds) {
-        const uint32_t p = pair(first, rounds, r);
-        if (p < end) expert[r] = ids.expert_of(p);
-      }
+      const uint32_t p = pair(first, rounds, r);
+      id[r] = -1;
+      if (r < rounds && p < end) id[r] = ids.load(p);
     }
+#pragma unroll
+    for (int r = 0; r < kMaxRounds; ++r) expert[r] = ids.expert_of(id[r]);
 #pragma unroll
     for (int r = 0; r < kMaxRounds; ++r) {
       if (r >= rounds) break;
-      const unsigned peers = __match_any_sync(kAllLanes, expert[r]);
+      const unsigned peers = lanes_with(expert[r], ids.num_experts);
       const int below = __popc(peers & lanes_below);
       const int earlier = expert[r] >= 0 ? mine[expert[r]] : 0;
       __syncwarp();
@@ -242,17 +258,19 @@ __global__ void __launch_bounds__(kMaxWarps * 32) count_tiles(Ids<Id> ids, TileC
   uint32_t begin, end;
   tiles.range(ids, begin, end);
   for (uint32_t base = begin; base < end; base += kMaxRounds * blockDim.x) {
-    int expert[kMaxRounds];
+    Id id[kMaxRounds];
 #pragma unroll
     for (int r = 0; r < kMaxRounds; ++r) {
       const uint32_t p = base + r * blockDim.x + threadIdx.x;
-      expert[r] = p < end ? ids.expert_of(p) : -1;
+      id[r] = -1;
+      if (p < end) id[r] = ids.load(p);
     }
 #pragma unroll
-    for (int r = 0; r < kMaxRounds; ++r) {  // one addition per warp and expert: skew costs nothing
-      const unsigned peers = __match_any_sync(kAllLanes, expert[r]);
+    for (int r = 0; r < kMaxRounds; ++r) {  // one addition per warp and expert, however skewed
+      const int expert = ids.expert_of(id[r]);
+      const unsigned peers = lanes_with(expert, ids.num_experts);
       const bool is_first = (peers & ((1u << (threadIdx.x % 32)) - 1)) == 0;
-      if (expert[r] >= 0 && is_first) atomicAdd(&histogram[expert[r]], __popc(peers));
+      if (expert >= 0 && is_first) atomicAdd(&histogram[expert], __popc(peers));
     }
   }
   __syncthreads();
@@ -261,8 +279,27 @@ __global__ void __launch_bounds__(kMaxWarps * 32) count_tiles(Ids<Id> ids, TileC
   }
 }
 
-// Sums of an expert's counts over the tiles before this block's, and over all; `lanes` threads
+// Sums of 4 * kVectors counts of one expert, the first of them of tile `first`: over all, and over
+// the tiles before this block's.
+template <int kVectors>
+__device__ void add_counts(const int32_t* counts, int first, int& below, int& all) {
+  int4 c[kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    c[j] = __ldcg(reinterpret_cast<const int4*>(counts + first + 4 * j));
+  }
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int left = static_cast<int>(blockIdx.x) - (first + 4 * j);
+    all += c[j].x + c[j].y + c[j].z + c[j].w;
+    below += (0 < left ? c[j].x : 0) + (1 < left ? c[j].y : 0) + (2 < left ? c[j].z : 0) +
+             (3 < left ? c[j].w : 0);
+  }
+}
+
+// Sums of each expert's counts over the tiles before this block's, and over all; `lanes` threads
 // share an expert.
+template <int kVectors>
 __device__ void sum_over_tiles(const TileCounts& tiles, int num_experts, int lanes, int* before,
                                int* totals) {
   const int lane = threadIdx.x % lanes;
@@ -273,14 +310,9 @@ __device__ void sum_over_tiles(const TileCounts& tiles, int num_experts, int lan
     int below = 0;
     int all = 0;
     if (e < num_experts) {
-      const auto* counts = reinterpret_cast<const int4*>(tiles.counts + e * tiles.num_tiles);
-      const int mine = blockIdx.x;
-#pragma unroll 8
-      for (int i = lane * each; i < (lane + 1) * each; i += 4) {
-        const int4 c = __ldcg(counts + i / 4);
-        all += c.x + c.y + c.z + c.w;
-        below += (i < mine ? c.x : 0) + (i + 1 < mine ? c.y : 0) + (i + 2 < mine ? c.z : 0) +
-                 (i + 3 < mine ? c.w : 0);
+      const int32_t* counts = tiles.counts + e * tiles.num_tiles;
+      for (int i = lane * each; i < (lane + 1) * each; i += 4 * kVectors) {
+        add_counts<kVectors>(counts, i, below, all);
       }
     }
     for (int d = 1; d < lanes; d *= 2) {
@@ -310,7 +342,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
   chunk.rank_pairs(ids, begin, end, kMaxRounds, shared.counts);
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  sum_over_tiles(tiles, ids.num_experts, lanes, shared.rows, shared.totals);
+  const int vectors = tiles.num_tiles / (4 * lanes);  // a power of two
+  if (vectors >= 8) {
+    sum_over_tiles<8>(tiles, ids.num_experts, lanes, shared.rows, shared.totals);
+  } else if (vectors >= 4) {
+    sum_over_tiles<4>(tiles, ids.num_experts, lanes, shared.rows, shared.totals);
+  } else {
+    sum_over_tiles<1>(tiles, ids.num_experts, lanes, shared.rows, shared.totals);
+  }
   __syncthreads();
   const int num_rows = add_first_rows(shared.totals, ids.num_experts, shared.rows,
                                       blockIdx.x == 0 ? plan.expert_offsets : nullptr, scratch);

@@ -1,0 +1,9 @@
+#include "backends/cuda/kernels/portable_gemm_kernel.cuh"
+
+namespace cadre::cuda::portable {
+
+void run_bf16(const Problem& problem, bool tall, cudaStream_t stream) {
+  run<__nv_bfloat16>(problem, tall, stream);
+}
+
+}  // namespace cadre::cuda::portable
