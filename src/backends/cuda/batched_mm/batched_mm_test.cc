@@ -1,0 +1,581 @@
+// batched_mm on a GPU against the float64 reference: random layers, layouts and routings, poisoned
+// memory, repeats and graph replays with other routings.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "cadre/allocator.h"
+#include "cadre/experts.h"
+#include "cadre/float16.h"
+#include "core/device_runtime.h"
+#include "core/str_cat.h"
+
+namespace cadre {
+namespace {
+
+constexpr Device kGpu = {DeviceType::kCuda, 0};
+
+enum class Layout { kRows, kPadded, kInterleaved, kTransposed, kShifted, kUneven };
+constexpr Layout kLayouts[] = {Layout::kRows,       Layout::kPadded,  Layout::kInterleaved,
+                               Layout::kTransposed, Layout::kShifted, Layout::kUneven};
+
+struct Case {
+  int64_t tokens = 1;
+  ExpertsConfig config = {};
+  DType dtype = DType::kBF16;
+  Layout layout = Layout::kRows;
+  DType bias_dtype = DType::kF32;
+  DType id_dtype = DType::kI64;
+  bool weights_in_dtype = false;
+  bool output_f32 = true;
+  int64_t row_gap = 0;       // of hidden states and output
+  double invalid = 0;        // share of ids that name no expert
+  bool duplicates = false;   // an expert may stand twice in a row
+  int64_t used_experts = 0;  // ids are below; 0: all
+  uint32_t seed = 1;
+};
+
+std::string describe(const Case& c) {
+  return str_cat("T=", c.tokens, " E=", c.config.num_experts, " k=", c.config.top_k,
+                 " H=", c.config.hidden_size, " I=", c.config.intermediate_size, " ",
+                 name_of(c.dtype), " layout ", static_cast<int>(c.layout), " gate ",
+                 c.config.has_gate, " bias ", c.config.has_bias, " ", name_of(c.bias_dtype),
+                 " ids ", name_of(c.id_dtype), " row gap ", c.row_gap, " seed ", c.seed);
+}
+
+void write_value(char* at, DType dtype, float value) {
+  if (dtype == DType::kF32) {
+    std::memcpy(at, &value, 4);
+  } else if (dtype == DType::kBF16) {
+    const BFloat16 v(value);
+    std::memcpy(at, &v, 2);
+  } else {
+    const Float16 v(value);
+    std::memcpy(at, &v, 2);
+  }
+}
+
+double read_value(const char* at, DType dtype) {
+  float f = 0;
+  if (dtype == DType::kF32) {
+    std::memcpy(&f, at, 4);
+  } else if (dtype == DType::kBF16) {
+    BFloat16 v;
+    std::memcpy(&v, at, 2);
+    f = static_cast<float>(v);
+  } else {
+    Float16 v;
+    std::memcpy(&v, at, 2);
+    f = static_cast<float>(v);
+  }
+  return f;
+}
+
+// Host memory with a copy of it on the GPU.
+class Mirror {
+ public:
+  Mirror(size_t bytes, const Stream& stream) : host(bytes, '\xff'), stream_(stream) {
+    device_ = allocate_shared_memory(kGpu, bytes);
+  }
+  void upload() {
+    device_runtime(kGpu).copy(device_.get(), host.data(), host.size(), stream_);
+    device_runtime(kGpu).synchronize(stream_);
+  }
+  void download() {
+    device_runtime(kGpu).copy(host.data(), device_.get(), host.size(), stream_);
+    device_runtime(kGpu).synchronize(stream_);
+  }
+  char* on_gpu() const { return static_cast<char*>(device_.get()); }
+
+  std::vector<char> host;
+
+ private:
+  const Stream& stream_;
+  std::shared_ptr<void> device_;
+};
+
+// A layer and a call, on the host for the reference and on the GPU.
+class Data {
+ public:
+  Data(const Case& c, const Stream& stream) : c_(c), stream_(stream), random_(c.seed) {
+    make_weights();
+    make_tokens();
+  }
+
+  ExpertsQuery query(Device device = kGpu) const {
+    ExpertsQuery q;
+    q.config = c_.config;
+    q.device = device;
+    q.compute_dtype = c_.dtype;
+    q.format = *plain_format(c_.dtype);
+    return q;
+  }
+  const std::shared_ptr<const ExpertsWeights>& weights() const { return gpu_weights_; }
+
+  void make_routing() {
+    const int64_t k = c_.config.top_k;
+    std::uniform_real_distribution<double> unit(0, 1);
+    for (int64_t t = 0; t < c_.tokens; ++t) {
+      std::set<int64_t> seen;
+      for (int64_t s = 0; s < k; ++s) {
+        int64_t id = pick(seen);
+        const bool is_invalid = unit(random_) < c_.invalid;
+        if (is_invalid) id = kInvalid[random_() % 4] == 1 ? c_.config.num_experts : -1;
+        char* at = ids_->host.data() + (t * k + s) * id_bytes();
+        if (c_.id_dtype == DType::kI64) {
+          std::memcpy(at, &id, 8);
+        } else {
+          const auto narrow = static_cast<int32_t>(id);
+          std::memcpy(at, &narrow, 4);
+        }
+        write_value(routing_->host.data() + (t * k + s) * element_of(weight_dtype()),
+                    weight_dtype(), is_invalid ? NAN : static_cast<float>(0.1 + unit(random_)));
+      }
+    }
+    ids_->upload();
+    routing_->upload();
+  }
+
+  RoutedTokens tokens(bool on_gpu) const {
+    const int64_t h = c_.config.hidden_size;
+    const int64_t k = c_.config.top_k;
+    const Device device = on_gpu ? kGpu : Device{};
+    const auto at = [&](const Mirror& m) {
+      return on_gpu ? m.on_gpu() : const_cast<char*>(m.host.data());
+    };
+    const Dims rows = {h + c_.row_gap, 1};
+    return {TensorView(at(*x_), c_.dtype, {c_.tokens, h}, rows, device),
+            TensorView(at(*ids_), c_.id_dtype, {c_.tokens, k}, device),
+            TensorView(at(*routing_), weight_dtype(), {c_.tokens, k}, device),
+            MutableTensorView(at(*out_), out_dtype(), {c_.tokens, h}, rows, device)};
+  }
+
+  // The GPU's output, of memory that was all NaN before; the gaps between rows must still be.
+  std::vector<double> output() {
+    out_->download();
+    std::vector<double> values;
+    const int64_t h = c_.config.hidden_size;
+    for (int64_t t = 0; t < c_.tokens; ++t) {
+      for (int64_t i = 0; i < h + c_.row_gap; ++i) {
+        const double v = read_value(
+            out_->host.data() + (t * (h + c_.row_gap) + i) * element_of(out_dtype()), out_dtype());
+        if (i < h) {
+          values.push_back(v);
+        } else {
+          EXPECT_TRUE(std::isnan(v)) << "a gap was written";
+        }
+      }
+    }
+    return values;
+  }
+  void poison_output() {
+    device_runtime(kGpu).fill(out_->on_gpu(), 0xff, out_->host.size(), stream_);
+  }
+  std::vector<double> reference() const {
+    std::vector<double> y(static_cast<size_t>(c_.tokens * c_.config.hidden_size));
+    reference_forward(c_.config, host_weights_, tokens(false), y.data());
+    return y;
+  }
+
+ private:
+  static constexpr int kInvalid[] = {0, 1, 0, 1};
+  static size_t element_of(DType dtype) { return size_of(dtype); }
+  DType weight_dtype() const { return c_.weights_in_dtype ? c_.dtype : DType::kF32; }
+  DType out_dtype() const { return c_.output_f32 ? DType::kF32 : c_.dtype; }
+  size_t id_bytes() const { return c_.id_dtype == DType::kI64 ? 8 : 4; }
+
+  int64_t pick(std::set<int64_t>& seen) {
+    const int64_t below = c_.used_experts > 0 ? c_.used_experts : c_.config.num_experts;
+    for (;;) {
+      const int64_t id = static_cast<int64_t>(random_() % static_cast<uint64_t>(below));
+      if (c_.duplicates || below < c_.config.top_k || seen.insert(id).second) return id;
+    }
+  }
+
+  // Rows of all experts of one projection; in the padded layout rows lie 8 elements apart more.
+  void add_matrix(int64_t n, int64_t k, float deviation, std::vector<ExpertMatrix>& host,
+                  std::vector<ExpertMatrix>& gpu) {
+    const int64_t e = c_.config.num_experts;
+    const bool transposed = c_.layout == Layout::kTransposed;
+    const int64_t row = transposed ? 1 : (c_.layout == Layout::kPadded ? k + 8 : k);
+    const int64_t col = transposed ? n : 1;
+    const int64_t each = n * (c_.layout == Layout::kPadded ? k + 8 : k) + 24;
+    const int64_t shift = c_.layout == Layout::kShifted ? 1 : 0;
+    const auto element = static_cast<int64_t>(size_of(c_.dtype));
+    auto memory = std::make_unique<Mirror>(static_cast<size_t>((e * each + 64) * element), stream_);
+    std::normal_distribution<float> normal(0, deviation);
+    for (int64_t i = 0; i < e; ++i) {
+      int64_t at = i * each / 8 * 8 + shift;
+      if (c_.layout == Layout::kUneven) at = (i ^ 1) < e ? (i ^ 1) * each / 8 * 8 : at;
+      for (int64_t r = 0; r < n; ++r) {
+        for (int64_t q = 0; q < k; ++q) {
+          write_value(memory->host.data() + (at + r * row + q * col) * element, c_.dtype,
+                      normal(random_));
+        }
+      }
+      host.push_back({memory->host.data() + at * element, row, col});
+      gpu.push_back({memory->on_gpu() + at * element, row, col});
+    }
+    memory->upload();
+    memory_.push_back(std::move(memory));
+  }
+
+  void add_bias(int64_t n, std::vector<ExpertVector>& host, std::vector<ExpertVector>& gpu) {
+    if (!c_.config.has_bias) return;
+    const int64_t e = c_.config.num_experts;
+    const auto element = static_cast<int64_t>(size_of(c_.bias_dtype));
+    auto memory = std::make_unique<Mirror>(static_cast<size_t>(e * n * element), stream_);
+    std::normal_distribution<float> normal(0, 0.5F);
+    for (int64_t i = 0; i < e * n; ++i) {
+      write_value(memory->host.data() + i * element, c_.bias_dtype, normal(random_));
+    }
+    for (int64_t i = 0; i < e; ++i) {
+      host.push_back({memory->host.data() + i * n * element, 1});
+      gpu.push_back({memory->on_gpu() + i * n * element, 1});
+    }
+    memory->upload();
+    memory_.push_back(std::move(memory));
+  }
+
+  static void interleave(std::vector<ExpertMatrix>& gate, std::vector<ExpertMatrix>& up, int64_t k,
+                         int64_t element) {
+    for (size_t e = 0; e < gate.size(); ++e) {  // `up` held 2I rows
+      gate[e] = {up[e].data, 2 * k, 1};
+      up[e] = {static_cast<const char*>(up[e].data) + k * element, 2 * k, 1};
+    }
+  }
+
+  void make_weights() {
+    const ExpertsConfig& c = c_.config;
+    const int64_t h = c.hidden_size;
+    const int64_t i = c.intermediate_size;
+    auto gpu = std::make_shared<ExpertsWeights>();
+    gpu->device = kGpu;
+    gpu->format = host_weights_.format = *plain_format(c_.dtype);
+    gpu->bias_dtype = host_weights_.bias_dtype = c_.bias_dtype;
+    const float first = 1.0F / std::sqrt(static_cast<float>(h));
+    const float second = 1.0F / std::sqrt(static_cast<float>(i));
+    ExpertsWeights& host = host_weights_;
+    if (c.has_gate && c_.layout == Layout::kInterleaved) {
+      add_matrix(2 * i, h, first, host.up, gpu->up);
+      host.gate = host.up;
+      gpu->gate = gpu->up;
+      const auto element = static_cast<int64_t>(size_of(c_.dtype));
+      interleave(host.gate, host.up, h, element);
+      interleave(gpu->gate, gpu->up, h, element);
+    } else {
+      if (c.has_gate) add_matrix(i, h, first, host.gate, gpu->gate);
+      add_matrix(i, h, first, host.up, gpu->up);
+    }
+    add_matrix(h, i, second, host.down, gpu->down);
+    if (c.has_gate) add_bias(i, host.gate_bias, gpu->gate_bias);
+    add_bias(i, host.up_bias, gpu->up_bias);
+    add_bias(h, host.down_bias, gpu->down_bias);
+    gpu_weights_ = gpu;
+  }
+
+  void make_tokens() {
+    const int64_t row = c_.config.hidden_size + c_.row_gap;
+    const auto pairs = static_cast<size_t>(c_.tokens * c_.config.top_k);
+    x_ = std::make_unique<Mirror>(static_cast<size_t>(c_.tokens * row) * size_of(c_.dtype) + 16,
+                                  stream_);
+    out_ = std::make_unique<Mirror>(
+        static_cast<size_t>(c_.tokens * row) * size_of(out_dtype()) + 16, stream_);
+    ids_ = std::make_unique<Mirror>(pairs * id_bytes() + 16, stream_);
+    routing_ = std::make_unique<Mirror>(pairs * size_of(weight_dtype()) + 16, stream_);
+    std::normal_distribution<float> normal(0, 1);
+    for (int64_t t = 0; t < c_.tokens; ++t) {
+      for (int64_t i = 0; i < c_.config.hidden_size; ++i) {
+        write_value(x_->host.data() + (t * row + i) * static_cast<int64_t>(size_of(c_.dtype)),
+                    c_.dtype, normal(random_));
+      }
+    }
+    x_->upload();
+    make_routing();
+  }
+
+  Case c_;
+  const Stream& stream_;
+  std::mt19937_64 random_;
+  std::vector<std::unique_ptr<Mirror>> memory_;
+  ExpertsWeights host_weights_;
+  std::shared_ptr<const ExpertsWeights> gpu_weights_;
+  std::unique_ptr<Mirror> x_, out_, ids_, routing_;
+};
+
+class BatchedMm : public testing::Test {
+ protected:
+  void SetUp() override {
+    DeviceRuntime* runtime = find_device_runtime(DeviceType::kCuda);
+    if (runtime == nullptr || runtime->device_count() == 0) GTEST_SKIP() << "needs a GPU";
+    runtime_ = runtime;
+    stream_ = runtime->make_stream(0, nullptr);
+    backend_ = &find_backend("batched_mm", DeviceType::kCuda);
+  }
+
+  const Stream& stream() const { return stream_->get(); }
+
+  // As large as the backend says, all NaN.
+  std::unique_ptr<Workspace> workspace(const ExpertsQuery& query, int64_t tokens) {
+    const size_t bytes = backend_->workspace_bytes(query, tokens, 1);
+    auto workspace = std::make_unique<Workspace>(kGpu, bytes);
+    if (bytes == 0) return workspace;
+    const Workspace::Scope scope(*workspace);
+    runtime_->fill(workspace->allocate(bytes), 0xff, bytes, stream());
+    return workspace;
+  }
+
+  void expect_close(const Case& c, const std::vector<double>& out,
+                    const std::vector<double>& reference) {
+    double distance = 0;
+    double norm = 0;
+    for (size_t i = 0; i < out.size(); ++i) {
+      distance += (out[i] - reference[i]) * (out[i] - reference[i]);
+      norm += reference[i] * reference[i];
+    }
+    const double error = norm == 0 ? std::sqrt(distance) : std::sqrt(distance / norm);
+    EXPECT_LE(error, stated_bound(c.dtype, *plain_format(c.dtype))) << describe(c);
+    EXPECT_FALSE(std::isnan(error)) << describe(c);
+    worst_ = std::max(worst_, std::isnan(error) ? 1e9 : error);
+  }
+
+  void check(const Case& c) {
+    Data data(c, stream());
+    ASSERT_TRUE(backend_->supports(data.query())) << to_string(backend_->supports(data.query()));
+    const auto prepared = backend_->prepare(data.query(), data.weights());
+    EXPECT_EQ(prepared->added_bytes, 0U);
+    const auto scratch = workspace(data.query(), c.tokens);
+    data.poison_output();
+    backend_->forward(*prepared, data.tokens(true), *scratch, stream());
+    expect_close(c, data.output(), data.reference());
+  }
+
+  DeviceRuntime* runtime_ = nullptr;
+  std::unique_ptr<DeviceStream> stream_;
+  ExpertsBackend* backend_ = nullptr;
+  double worst_ = 0;
+};
+
+Case random_case(std::mt19937_64& random, DType dtype) {
+  const auto one_of = [&](std::initializer_list<int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  Case c;
+  c.seed = static_cast<uint32_t>(random());
+  c.dtype = dtype;
+  c.tokens = one_of({1, 1, 2, 3, 8, 9, 17, 33, 64});
+  ExpertsConfig& f = c.config;
+  f.num_experts = one_of({1, 2, 6, 8, 60, 128, 257});
+  f.top_k = std::min(f.num_experts, one_of({1, 2, 4, 8}));
+  f.hidden_size = one_of({1, 5, 8, 64, 96, 192, 320, 576});
+  f.intermediate_size = one_of({1, 8, 48, 96, 129, 192});
+  f.has_gate = random() % 4 != 0;
+  f.has_bias = random() % 3 == 0;
+  f.activation = static_cast<Activation>(random() % 5);
+  if (f.has_gate && random() % 4 == 0) f.swiglu_limit = 0.7F;
+  if (f.has_gate && random() % 4 == 0) f.swiglu_alpha = 1.702F;
+  c.layout = kLayouts[random() % 6];
+  c.bias_dtype = random() % 2 == 0 ? DType::kF32 : dtype;
+  c.id_dtype = random() % 2 == 0 ? DType::kI32 : DType::kI64;
+  c.weights_in_dtype = random() % 2 == 0;
+  c.output_f32 = random() % 2 == 0;
+  c.row_gap = one_of({0, 0, 8, 3});
+  c.invalid = 0.1 * static_cast<double>(one_of({0, 0, 3}));
+  c.duplicates = random() % 4 == 0;
+  c.used_experts = random() % 4 == 0 ? std::min<int64_t>(f.num_experts, 2) : 0;
+  return c;
+}
+
+int64_t cost(const Case& c) {
+  const int64_t weights = c.config.num_experts + c.tokens * c.config.top_k;
+  return weights * c.config.hidden_size * c.config.intermediate_size * 3;
+}
+
+TEST_F(BatchedMm, RandomLayersAndRoutingsHoldTheBounds) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    std::mt19937_64 random(7);
+    worst_ = 0;
+    for (int i = 0; i < 80; ++i) {
+      Case c = random_case(random, dtype);
+      while (cost(c) > 20'000'000) c = random_case(random, dtype);
+      check(c);
+    }
+    RecordProperty(std::string(name_of(dtype)), str_cat(worst_));
+    printf("%s: largest error %.2e\n", std::string(name_of(dtype)).c_str(), worst_);
+  }
+}
+
+TEST_F(BatchedMm, SizesOfModelsHoldTheBounds) {
+  for (const int64_t tokens : {1, 3, 20}) {
+    for (const auto& [h, i] : {std::pair{2048, 768}, {2048, 1408}, {7168, 256}, {4096, 512}}) {
+      Case c;
+      c.tokens = tokens;
+      c.seed = static_cast<uint32_t>(h + i + tokens);
+      c.config = {.num_experts = 4, .hidden_size = h, .intermediate_size = i, .top_k = 2};
+      c.output_f32 = false;
+      check(c);
+    }
+  }
+}
+
+TEST_F(BatchedMm, ManyTokensRunInBlocks) {
+  Case c;
+  c.config = {.num_experts = 5, .hidden_size = 32, .intermediate_size = 24, .top_k = 3};
+  for (const int64_t tokens : {341, 342, 700}) {
+    c.tokens = tokens;
+    check(c);
+  }
+}
+
+TEST_F(BatchedMm, MoreSlotsThanPairsOfABlockAndMoreExpertsThanThreads) {
+  Case c;
+  c.tokens = 2;
+  c.config = {.num_experts = 1100, .hidden_size = 16, .intermediate_size = 8, .top_k = 1100};
+  check(c);
+}
+
+TEST_F(BatchedMm, AllIdsInvalidGivesZeros) {
+  Case c;
+  c.tokens = 5;
+  c.config = {.num_experts = 8, .hidden_size = 64, .intermediate_size = 32, .top_k = 2};
+  c.invalid = 1;
+  check(c);
+}
+
+TEST_F(BatchedMm, NoTokensIsNoWork) {
+  Case c;
+  c.tokens = 1;
+  c.config = {.num_experts = 2, .hidden_size = 8, .intermediate_size = 8, .top_k = 1};
+  Data data(c, stream());
+  const auto prepared = backend_->prepare(data.query(), data.weights());
+  RoutedTokens tokens = data.tokens(true);
+  tokens.hidden_states = tokens.hidden_states.slice(0, 0);
+  tokens.top_k_index = tokens.top_k_index.slice(0, 0);
+  tokens.top_k_weights = tokens.top_k_weights.slice(0, 0);
+  tokens.output = tokens.output.slice(0, 0);
+  Workspace none(kGpu, backend_->workspace_bytes(data.query(), 0, 1));
+  backend_->forward(*prepared, tokens, none, stream());
+  runtime_->synchronize(stream());
+}
+
+TEST_F(BatchedMm, RepeatsAndReplaysGiveTheSameBits) {
+  for (const int64_t tokens : {1, 8, 40}) {
+    Case c;
+    c.tokens = tokens;
+    c.config = {.num_experts = 16, .hidden_size = 256, .intermediate_size = 192, .top_k = 4};
+    Data data(c, stream());
+    const auto prepared = backend_->prepare(data.query(), data.weights());
+    const auto scratch = workspace(data.query(), c.tokens);
+    const auto forward = [&] {
+      backend_->forward(*prepared, data.tokens(true), *scratch, stream());
+    };
+    forward();
+    const std::vector<double> first = data.output();
+    for (int i = 0; i < 100; ++i) {
+      data.poison_output();
+      forward();
+      ASSERT_EQ(data.output(), first) << "repeat " << i;
+    }
+    const auto graph = runtime_->capture(stream(), forward);
+    for (int i = 0; i < 20; ++i) {
+      data.make_routing();  // replays read the new ids
+      data.poison_output();
+      graph->launch(stream());
+      const std::vector<double> replayed = data.output();
+      expect_close(c, replayed, data.reference());
+      data.poison_output();
+      forward();
+      ASSERT_EQ(data.output(), replayed) << "replay " << i;
+    }
+  }
+}
+
+TEST_F(BatchedMm, ChainsOfForwardsInOneGraphWait) {
+  // Each forward reads the output of the one before it: dependent launches must not run ahead.
+  Case c;
+  c.tokens = 4;
+  c.config = {.num_experts = 8, .hidden_size = 512, .intermediate_size = 256, .top_k = 2};
+  c.config.has_gate = false;  // keeps numbers at their size
+  c.config.activation = Activation::kRelu;
+  c.output_f32 = false;
+  Data data(c, stream());
+  const auto prepared = backend_->prepare(data.query(), data.weights());
+  const auto scratch = workspace(data.query(), c.tokens);
+  const RoutedTokens there = data.tokens(true);
+  RoutedTokens back = there;
+  back.hidden_states = there.output;
+  back.output = MutableTensorView(const_cast<void*>(there.hidden_states.data()),
+                                  there.hidden_states.dtype(), there.hidden_states.shape(), kGpu);
+  const auto chain = [&](bool wait) {
+    for (int i = 0; i < 20; ++i) {
+      backend_->forward(*prepared, i % 2 == 0 ? there : back, *scratch, stream());
+      if (wait) runtime_->synchronize(stream());
+    }
+    backend_->forward(*prepared, there, *scratch, stream());
+  };
+  Data same(c, stream());
+  const size_t bytes = static_cast<size_t>(c.tokens * c.config.hidden_size) * 2;
+  const auto restore = [&] {
+    runtime_->copy(const_cast<void*>(there.hidden_states.data()),
+                   same.tokens(true).hidden_states.data(), bytes, stream());
+  };
+  chain(true);
+  const std::vector<double> expected = data.output();
+  const auto graph = runtime_->capture(stream(), [&] { chain(false); });
+  for (int i = 0; i < 20; ++i) {
+    restore();
+    data.poison_output();
+    graph->launch(stream());
+    ASSERT_EQ(data.output(), expected);
+  }
+}
+
+TEST_F(BatchedMm, OtherTokensNeverMeetNaN) {
+  for (const int64_t tokens : {4, 24}) {
+    Case c;
+    c.tokens = tokens;
+    c.config = {.num_experts = 4, .hidden_size = 64, .intermediate_size = 40, .top_k = 2};
+    Data data(c, stream());
+    const auto prepared = backend_->prepare(data.query(), data.weights());
+    const auto scratch = workspace(data.query(), c.tokens);
+    const RoutedTokens tensors = data.tokens(true);
+    backend_->forward(*prepared, tensors, *scratch, stream());
+    const std::vector<double> clean = data.output();
+    runtime_->fill(const_cast<void*>(tensors.hidden_states.data()), 0xff, 64 * 2, stream());
+    backend_->forward(*prepared, tensors, *scratch, stream());
+    const std::vector<double> out = data.output();
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (i < 64) {
+        EXPECT_TRUE(std::isnan(out[i]));
+      } else {
+        EXPECT_EQ(out[i], clean[i]) << i;
+      }
+    }
+  }
+}
+
+TEST_F(BatchedMm, WorkspaceIsBounded) {
+  ExpertsQuery query;
+  query.config = {.num_experts = 128, .hidden_size = 2048, .intermediate_size = 768, .top_k = 8};
+  query.device = kGpu;
+  const size_t at_most = backend_->workspace_bytes(query, 128, 1);
+  EXPECT_EQ(backend_->workspace_bytes(query, 1'000'000, 1), at_most);
+  EXPECT_LT(backend_->workspace_bytes(query, 1, 1), 100'000U);
+}
+
+TEST(BatchedMmSupport, NamesWhatIsTooLarge) {
+  ExpertsQuery query;
+  query.config = {.num_experts = 10'000, .hidden_size = 8, .intermediate_size = 8, .top_k = 5'000};
+  query.device = kGpu;
+  const Support support = find_backend("batched_mm", DeviceType::kCuda).supports(query);
+  const std::string reasons = to_string(support);
+  EXPECT_NE(reasons.find("at most 8192 experts, these are 10000"), std::string::npos) << reasons;
+  EXPECT_NE(reasons.find("top_k of at most 4096, this is 5000"), std::string::npos) << reasons;
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,72 @@
+// Scalars of the decode kernels: dtypes as floats, biases, the weighted sum of one output.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "backends/cuda/batched_mm/plan.cuh"
+
+namespace cadre::cuda {
+
+__device__ inline float to_float(float v) { return v; }
+__device__ inline float to_float(__half v) { return __half2float(v); }
+__device__ inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <typename T>
+__device__ T from_float(float v);
+template <>
+__device__ inline float from_float<float>(float v) {
+  return v;
+}
+template <>
+__device__ inline __half from_float<__half>(float v) {
+  return __float2half_rn(v);
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+/// Element i of an expert's bias; 0 without one.
+__device__ inline float bias_of(const DeviceVectors& biases, DType dtype, int expert, int64_t i) {
+  if (biases.first.data == nullptr) return 0;
+  if (dtype == DType::kF32) {
+    const DeviceVector v = biases.expert<float>(expert);
+    return static_cast<const float*>(v.data)[i * v.stride];
+  }
+  const DeviceVector v = biases.expert<uint16_t>(expert);
+  const uint16_t bits = static_cast<const uint16_t*>(v.data)[i * v.stride];
+  return dtype == DType::kF16 ? __half2float(__ushort_as_half(bits))
+                              : __bfloat162float(__ushort_as_bfloat16(bits));
+}
+
+template <typename T>
+__device__ float routing_weight(const DecodeArgs& a, int pair) {
+  const int64_t at = pair / a.top_k * a.routing_weights_stride + pair % a.top_k;
+  if (a.routing_weights_are_f32) return static_cast<const float*>(a.routing_weights)[at];
+  return to_float(static_cast<const T*>(a.routing_weights)[at]);
+}
+
+/// out[t, column]: the pairs' results in slot order. `y` is where the column of pair 0 lies.
+template <typename T>
+__device__ void combine_one(const DecodeArgs& a, const Plan& plan, int t, int column,
+                            const float* y, int64_t y_stride) {
+  float sum = 0;
+  const int first = t * a.top_k;
+#pragma unroll 8
+  for (int s = 0; s < a.top_k; ++s) {
+    const int expert = plan.expert_of_pair[first + s];
+    if (expert < 0) continue;
+    const float value =
+        y[(first + s) * y_stride] + bias_of(a.down_bias, a.bias_dtype, expert, column);
+    sum += routing_weight<T>(a, first + s) * value;
+  }
+  const int64_t at = t * a.out_stride + column;
+  if (a.out_is_f32) {
+    static_cast<float*>(a.out)[at] = sum;
+  } else {
+    static_cast<T*>(a.out)[at] = from_float<T>(sum);
+  }
+}
+
+}  // namespace cadre::cuda
