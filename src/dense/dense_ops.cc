@@ -66,6 +66,15 @@ void DenseOps::finish_qkv(const QkvArgs& args, const Stream& stream) {
   store_kv(args.v, args.tokens, args.values, stream);
 }
 
+void DenseOps::sample(const SampleArgs& /*args*/, Workspace& /*workspace*/,
+                      const Stream& /*stream*/) {
+  CADRE_ASSERT(!"sample: not an op of this device; use Sampler");
+}
+
+size_t DenseOps::sample_workspace_bytes(int64_t /*num_rows*/, int64_t /*vocab_size*/) const {
+  return 0;
+}
+
 void validate(const RouterOptions& options, int64_t num_experts, int64_t top_k) {
   if (top_k < 1 || top_k > num_experts) {
     throw InvalidArgument(str_cat("router: top_k must lie in [1, number of experts = ", num_experts,

@@ -108,6 +108,22 @@ struct QkvArgs {
   MutableTensorView values;
 };
 
+/// One next token for each row of logits, by the rules of Sampler (cadre/generation.h): penalty,
+/// temperature, top-k, top-p, min-p, then a draw over what is left in the order of ids. All rows
+/// share the options, which the caller has validated.
+struct SampleArgs {
+  TensorView logits;             // [n, vocab_size] f32, rows contiguous; stays as it is
+  float temperature = 0;         // 0 = greedy; the cuts then do nothing
+  int32_t top_k = 0;             // 0 = off
+  float top_p = 1;               // 1 = off
+  float min_p = 0;               // 0 = off
+  float repetition_penalty = 1;  // 1 = off
+  TensorView history;            // [n, any] i32, the ids so far; only with a penalty. Ids outside
+  TensorView history_lengths;    // [n] i32        the vocabulary are passed over
+  TensorView uniform;            // [n] f64 in [0, 1), one for each row; only when not greedy
+  MutableTensorView ids;         // [n] i32; -1 for a row where all is NaN
+};
+
 class DenseOps {
  public:
   virtual ~DenseOps() = default;
@@ -193,6 +209,13 @@ class DenseOps {
                      MutableTensorView top_k_weights, Workspace& workspace,
                      const Stream& stream) = 0;
   virtual size_t route_workspace_bytes(int64_t num_experts, int num_threads) const = 0;
+
+  /// Draws the next tokens where the logits are. A GPU's op: on the CPU there is Sampler, and this
+  /// throws std::logic_error. Greedy (temperature 0 and no penalty) gives what Sampler gives; a
+  /// draw takes what Sampler takes for the same uniform number, but for weights that the two round
+  /// differently (about 1e-12 of them).
+  virtual void sample(const SampleArgs& args, Workspace& workspace, const Stream& stream);
+  virtual size_t sample_workspace_bytes(int64_t num_rows, int64_t vocab_size) const;
 };
 
 /// The ops of a kind of device. Throws Unsupported when this build has none for it.

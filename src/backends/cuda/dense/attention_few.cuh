@@ -1,0 +1,245 @@
+// Attention with few rows a sequence, on the tensor cores: every warp of a block streams its own
+// keys and values through its own ring of shared memory, without a barrier, and keeps its own
+// running softmax; the warps' results meet at the end.
+#pragma once
+
+#include "backends/cuda/dense/attention_tiles.cuh"
+#include "backends/cuda/dense/mma.cuh"
+
+namespace cadre::cuda {
+
+/// kDim: head_dim rounded up; what is beyond head_dim counts as zeros.
+template <int kDim>
+struct FewShape {
+  static constexpr int kWarps = 4;
+  static constexpr int kKeys = 16;                    // of a warp at a time
+  static constexpr int kStages = kDim > 128 ? 2 : 3;  // of a warp's ring
+  static constexpr int kPieces = kDim / 8;            // 16-byte pieces of a key
+  static constexpr int kTileBytes = kKeys * kDim * 2;
+  static constexpr int kStageBytes = 2 * kTileBytes;  // keys and values
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  static constexpr int kPitch = kDim + 4;  // floats of a row where the warps' results meet
+  static constexpr size_t kSharedBytes = static_cast<size_t>(kWarps) * kRingBytes;
+};
+
+/// Up to 16 keys and values on their way; those beyond `end` become zeros.
+template <int kDim>
+__device__ inline void request_keys(const AttentionCall& call, const uint16_t* keys,
+                                    const uint16_t* values, int32_t first, int32_t end,
+                                    uint32_t stage) {
+  using S = FewShape<kDim>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < S::kKeys * S::kPieces / 32; ++i) {
+    const int index = i * 32 + lane;
+    const int key = index / S::kPieces;
+    const int piece = index % S::kPieces;
+    const bool valid = first + key < end && 8 * piece < call.head_dim;
+    const int64_t from = valid ? static_cast<int64_t>(first + key) * call.head_dim + 8 * piece : 0;
+    const uint32_t to = stage + piece_offset<kDim>(key, piece);
+    copy_async(to, keys + from, valid);
+    copy_async(to + S::kTileBytes, values + from, valid);
+  }
+}
+
+/// The rows' running softmax of one warp: rows g and g + 8 of the lane.
+template <int kDim>
+struct FewState {
+  float max[2] = {kMinusInfinity, kMinusInfinity};  // of scores times log2(e)
+  float sum[2] = {0, 0};                            // of this lane's columns
+  float acc[kDim / 8][4] = {};
+};
+
+/// 16 keys from `first` on. q: the queries as products take them.
+template <typename T, int kDim>
+__device__ inline void attend_keys(const AttentionCall& call, const uint32_t (&q)[kDim / 16][4],
+                                   const int32_t (&positions)[2], int32_t first, int32_t end,
+                                   uint32_t stage, FewState<kDim>& state) {
+  using S = FewShape<kDim>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float scores[2][4] = {};
+  const uint32_t key_address = stage + piece_offset<kDim>((lane / 16) * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t b[4];
+    load_matrices<0>(at_column(key_address, k), b);
+    mma<T>(scores[0], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+    mma<T>(scores[1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+  }
+  uint32_t p[4];
+  float factors[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float max = state.max[half];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t key = first + 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+      float& score = scores[i / 2][2 * half + i % 2];
+      score *= call.scale * kLog2E;
+      if (key >= end || !sees(positions[half], key, call.window)) score = kMinusInfinity;
+      max = fmaxf(max, score);
+    }
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
+    const float base = max == kMinusInfinity ? 0.0f : max;
+    factors[half] = exp2_fast(state.max[half] - base);
+    state.max[half] = max;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& score = scores[i / 2][2 * half + i % 2];
+      score = exp2_fast(score - base);
+      sum += score;
+    }
+    state.sum[half] = state.sum[half] * factors[half] + sum;
+    p[half] = narrow_two<T>(scores[0][2 * half], scores[0][2 * half + 1]);
+    p[2 + half] = narrow_two<T>(scores[1][2 * half], scores[1][2 * half + 1]);
+  }
+  if (__any_sync(~0u, factors[0] != 1.0f || factors[1] != 1.0f)) {
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      state.acc[i][0] *= factors[0];
+      state.acc[i][1] *= factors[0];
+      state.acc[i][2] *= factors[1];
+      state.acc[i][3] *= factors[1];
+    }
+  }
+  const uint32_t value_address =
+      stage + piece_offset<kDim>((lane / 8 % 2) * 8 + lane % 8, lane / 16);
+#pragma unroll
+  for (int d = 0; d < kDim / 16; ++d) {
+    uint32_t b[4];
+    load_matrices_transposed<S::kTileBytes>(at_column(value_address, d), b);
+    mma<T>(state.acc[2 * d], p[0], p[1], p[2], p[3], b[0], b[1]);
+    mma<T>(state.acc[2 * d + 1], p[0], p[1], p[2], p[3], b[2], b[3]);
+  }
+}
+
+/// Elements [d, d + 2) of a row of q.
+__device__ inline uint32_t load_query(const AttentionCall& call, int64_t row, int d) {
+  if (d >= call.head_dim) return 0;
+  return *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(call.q) + row + d);
+}
+
+/// The warps' results become the tile's, or a split's part of it.
+template <int kDim>
+__device__ inline void finish_few(const AttentionCall& call, const AttentionTile& tile,
+                                  int32_t kv_head, FewState<kDim>& state, float* memory) {
+  using S = FewShape<kDim>;
+  __shared__ float states[2][S::kWarps][kFewRows];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  float* mine = memory + warp * kFewRows * S::kPitch;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 8 * half + lane / 4;
+    float sum = state.sum[half];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (lane % 4 == 0) {
+      states[0][warp][row] = state.max[half];
+      states[1][warp][row] = sum;
+    }
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      float* to = mine + row * S::kPitch + 8 * i + 2 * (lane % 4);
+      *reinterpret_cast<float2*>(to) = {state.acc[i][2 * half], state.acc[i][2 * half + 1]};
+    }
+  }
+  __syncthreads();
+  const int64_t part = static_cast<int64_t>(blockIdx.x) * call.num_splits + blockIdx.y;
+  float* partial = call.partials + part * (kFewRows * (call.head_dim + 2));
+  for (int i = static_cast<int>(threadIdx.x); i < kFewRows * (kDim / 2); i += 32 * S::kWarps) {
+    const int row = i / (kDim / 2);
+    const int d = 2 * (i % (kDim / 2));
+    if (tile.first_row + row >= tile.rows || d >= call.head_dim) continue;
+    float max = kMinusInfinity;
+#pragma unroll
+    for (int w = 0; w < S::kWarps; ++w) max = fmaxf(max, states[0][w][row]);
+    float divisor = 0;
+    float2 sum = {0, 0};
+#pragma unroll
+    for (int w = 0; w < S::kWarps; ++w) {
+      if (states[0][w][row] == kMinusInfinity) continue;
+      const float factor = exp2f(states[0][w][row] - max);
+      const float* from = memory + (w * kFewRows + row) * S::kPitch + d;
+      divisor += factor * states[1][w][row];
+      sum.x += factor * from[0];
+      sum.y += factor * from[1];
+    }
+    if (call.num_splits == 1) {
+      const int64_t to = row_offset(call, tile, kv_head, tile.first_row + row) + d;
+      store_one(sum.x / divisor, call.out, call.dtype, to);
+      store_one(sum.y / divisor, call.out, call.dtype, to + 1);
+      continue;
+    }
+    *reinterpret_cast<float2*>(partial + row * call.head_dim + d) = sum;
+    if (d == 0) {
+      partial[kFewRows * call.head_dim + row] = max;
+      partial[kFewRows * (call.head_dim + 1) + row] = divisor;
+    }
+  }
+}
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
+    attend_few_kernel(const __grid_constant__ AttentionCall call) {
+  using S = FewShape<kDim>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  begin_dependent();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const auto kv_head = static_cast<int32_t>(blockIdx.x % call.num_kv_heads);
+  const AttentionTile tile =
+      find_tile(call, static_cast<int32_t>(blockIdx.x / call.num_kv_heads), kFewRows);
+  if (tile.rows == 0) return;
+  const int32_t all_begin = tile.key_begin(call.group, call.window);
+  const int32_t all_end = tile.key_end(kFewRows, call.group);
+  const int32_t share = split_keys(call, all_end - all_begin);
+  const int32_t begin = all_begin + static_cast<int32_t>(blockIdx.y) * share;
+  const int32_t end = min(begin + share, all_end);
+  if (begin >= end) return;
+  const int64_t offset = cache_offset(call, tile, kv_head);
+  const auto* keys = static_cast<const uint16_t*>(call.keys) + offset;
+  const auto* values = static_cast<const uint16_t*>(call.values) + offset;
+  const uint32_t ring = shared_address(memory) + warp * S::kRingBytes;
+  constexpr int kStride = S::kWarps * S::kKeys;
+  int32_t next = begin + warp * S::kKeys;
+#pragma unroll
+  for (int s = 0; s < S::kStages - 1; ++s) {
+    request_keys<kDim>(call, keys, values, next, end, ring + s * S::kStageBytes);
+    commit_copies();
+    next += kStride;
+  }
+  int32_t positions[2];
+  uint32_t q[kDim / 16][4];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t row = min(tile.first_row + 8 * half + lane / 4, tile.rows - 1);
+    positions[half] = tile.position(row, call.group);
+    const int64_t from = row_offset(call, tile, kv_head, row);
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      q[k][half] = load_query(call, from, 16 * k + 2 * (lane % 4));
+      q[k][2 + half] = load_query(call, from, 16 * k + 2 * (lane % 4) + 8);
+    }
+  }
+  FewState<kDim> state;
+  int stage = 0;
+  for (int32_t first = begin + warp * S::kKeys; first < end; first += kStride) {
+    const int free = stage == 0 ? S::kStages - 1 : stage - 1;
+    request_keys<kDim>(call, keys, values, next, end, ring + free * S::kStageBytes);
+    commit_copies();
+    next += kStride;
+    wait_for_copies<S::kStages - 1>();
+    __syncwarp();
+    attend_keys<T, kDim>(call, q, positions, first, end, ring + stage * S::kStageBytes, state);
+    __syncwarp();
+    stage = stage == S::kStages - 1 ? 0 : stage + 1;
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+  finish_few<kDim>(call, tile, kv_head, state, reinterpret_cast<float*>(memory));
+}
+
+}  // namespace cadre::cuda

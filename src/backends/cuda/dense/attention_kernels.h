@@ -1,0 +1,59 @@
+// The kernels of attention. Query heads that share a KV head are rows of one matrix: row
+// t * group + h is head h of the group of new token t of a sequence, so keys and values are read
+// once for the whole group. A tile is some rows of one sequence for one KV head.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "cadre/dtype.h"
+#include "cadre/stream.h"
+
+namespace cadre::cuda {
+
+struct AttentionCall {
+  DType dtype = DType::kBF16;
+  const void* q = nullptr;  // [num_tokens, num_heads, head_dim]
+  const void* keys = nullptr;
+  const void* values = nullptr;
+  void* out = nullptr;
+  const int32_t* spans = nullptr;  // [num_sequences, 4]: slot, first_row, num_tokens, past
+  int32_t num_sequences = 0;
+  int64_t num_tokens = 0;
+  int32_t num_kv_heads = 0;
+  int32_t group = 1;  // query heads that share a KV head
+  int32_t head_dim = 0;
+  int64_t max_tokens = 0;  // of the caches
+  int32_t window = 0;      // 0: all
+  float scale = 1;
+  int32_t num_splits = 1;     // blocks that share the keys of a tile
+  float* partials = nullptr;  // with splits: see partial_floats()
+};
+
+inline constexpr int kFewRows = 16;           // rows of a tile of attend_few() and attend_any()
+inline constexpr int kManyRows = 128;         // of attend_many()
+inline constexpr int kMinSplitKeys = 128;     // keys that are worth a block
+inline constexpr int64_t kMaxPartials = 528;  // tiles times splits, when there are splits
+
+/// Floats of what a split leaves behind: sums of a tile's rows, then their maxima and divisors.
+inline int64_t partial_floats(int64_t head_dim) { return kFewRows * (head_dim + 2); }
+
+/// Upper bound of the tiles of a step, KV heads apart.
+inline int64_t max_tiles(const AttentionCall& call, int64_t rows) {
+  const int64_t of_one_token = (call.group + rows - 1) / rows;
+  return std::min(call.num_tokens * of_one_token,
+                  call.num_tokens * call.group / rows + call.num_sequences);
+}
+
+/// Few rows a sequence (decoding): keys split over warps and blocks. Tensor cores; head_dim a
+/// multiple of 8 up to 256, 16-bit, aligned.
+void attend_few(const AttentionCall& call, const Stream& stream);
+/// Many rows a sequence; no splits. The same conditions.
+void attend_many(const AttentionCall& call, const Stream& stream);
+/// Whatever the others do not take: float32, any head_dim up to 256, any alignment.
+void attend_any(const AttentionCall& call, const Stream& stream);
+/// Brings the splits of attend_few() or attend_any() together.
+void join_splits(const AttentionCall& call, const Stream& stream);
+
+}  // namespace cadre::cuda

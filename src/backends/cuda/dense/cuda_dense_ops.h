@@ -1,0 +1,58 @@
+// The dense operations of NVIDIA GPUs. Every call puts its work into the stream and returns: no
+// allocation, no synchronisation, nothing read from the device, so all may be recorded into a
+// graph. Kernels overlap their start with the end of the one before (programmatic dependent
+// launch). Weights may be read before that one has ended, so no kernel directly before a call may
+// write weights; copies may.
+#pragma once
+
+#include "dense/dense_ops.h"
+
+namespace cadre::cuda {
+
+class CudaDenseOps final : public DenseOps {
+ public:
+  std::string_view instruction_set() const override;
+  void linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,
+              Workspace& workspace, const Stream& stream) override;
+  size_t linear_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
+                                int num_threads) const override;
+  void linear_group(const TensorView& x, std::span<const LinearWeights* const> weights,
+                    std::span<const MutableTensorView> outs, Workspace& workspace,
+                    const Stream& stream) override;
+  void linear_add(const TensorView& x, const LinearWeights& weights, MutableTensorView y,
+                  Workspace& workspace, const Stream& stream) override;
+  size_t linear_add_workspace_bytes(int64_t num_tokens, int64_t n, int64_t k, DType compute_dtype,
+                                    int num_threads) const override;
+  void embedding(const TensorView& ids, const TensorView& table, MutableTensorView out,
+                 const Stream& stream) override;
+  void gather_rows(const TensorView& x, const TensorView& rows, MutableTensorView out,
+                   const Stream& stream) override;
+  void rms_norm(const TensorView& x, const TensorView& weight, float eps, MutableTensorView out,
+                const Stream& stream) override;
+  void add(MutableTensorView y, const TensorView& x, const Stream& stream) override;
+  void add_sigmoid_gated(MutableTensorView y, const TensorView& x, const TensorView& gate,
+                         const Stream& stream) override;
+  void clamp(MutableTensorView x, float limit, const Stream& stream) override;
+  void gated_activation(const TensorView& gate, const TensorView& up, Activation activation,
+                        MutableTensorView out, const Stream& stream) override;
+  void rope_angles(const TensorView& positions, const TensorView& inverse_frequencies, float scale,
+                   MutableTensorView cos, MutableTensorView sin, const Stream& stream) override;
+  void rope(MutableTensorView x, const TensorView& cos, const TensorView& sin,
+            const Stream& stream) override;
+  void store_kv(const TensorView& x, const StepTokens& tokens, MutableTensorView cache,
+                const Stream& stream) override;
+  void finish_qkv(const QkvArgs& args, const Stream& stream) override;
+  void attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) override;
+  size_t attention_workspace_bytes(const AttentionShape& shape, int64_t max_tokens,
+                                   int num_threads) const override;
+  void route(const TensorView& logits, const TensorView& correction_bias,
+             const RouterOptions& options, MutableTensorView top_k_index,
+             MutableTensorView top_k_weights, Workspace& workspace, const Stream& stream) override;
+  size_t route_workspace_bytes(int64_t num_experts, int num_threads) const override;
+  void sample(const SampleArgs& args, Workspace& workspace, const Stream& stream) override;
+  size_t sample_workspace_bytes(int64_t num_rows, int64_t vocab_size) const override;
+};
+
+DenseOps& dense_ops();
+
+}  // namespace cadre::cuda

@@ -1,0 +1,245 @@
+// Times of the dense operations at the sizes of Qwen3-30B-A3B, from replayed graphs over rotating
+// weights. Built by its own target: ninja cuda_dense_bench.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "backends/cuda/device/check.h"
+#include "cadre/float16.h"
+#include "core/device_runtime.h"
+#include "dense/ceilings.h"
+#include "dense/dense_ops.h"
+
+namespace {
+
+using namespace cadre;
+
+constexpr Device kGpu = {DeviceType::kCuda, 0};
+
+class Bench {
+ public:
+  Bench()
+      : runtime_(device_runtime(kGpu)),
+        owned_(runtime_.make_stream(0, nullptr)),
+        workspace_(kGpu, size_t{256} << 20) {}
+
+  const Stream& stream() const { return owned_->get(); }
+  DenseOps& ops() { return dense_ops(DeviceType::kCuda); }
+  Workspace& workspace() { return workspace_; }
+
+  Tensor random(DType dtype, const Dims& shape, float scale = 1) {
+    Tensor tensor(dtype, shape, kGpu);
+    if (pool_.empty()) {
+      std::mt19937 engine(3);
+      std::normal_distribution<float> normal(0, 1);
+      pool_.resize(1 << 20);
+      for (float& x : pool_) x = normal(engine);
+    }
+    const size_t count = static_cast<size_t>(tensor->numel());
+    std::vector<std::byte> host(tensor->nbytes());
+    for (size_t i = 0; i < count; ++i) {
+      const float x = pool_[(i * 7 + 13 + count) & (pool_.size() - 1)] * scale;
+      if (dtype == DType::kF32) reinterpret_cast<float*>(host.data())[i] = x;
+      if (dtype == DType::kBF16) reinterpret_cast<BFloat16*>(host.data())[i] = BFloat16(x);
+      if (dtype == DType::kF16) reinterpret_cast<Float16*>(host.data())[i] = Float16(x);
+    }
+    runtime_.copy(tensor->mutable_data(), host.data(), host.size(), stream());
+    runtime_.synchronize(stream());
+    return tensor;
+  }
+  Tensor integers(const std::vector<int32_t>& values, const Dims& shape) {
+    Tensor tensor(DType::kI32, shape, kGpu);
+    runtime_.copy(tensor->mutable_data(), values.data(), values.size() * 4, stream());
+    runtime_.synchronize(stream());
+    return tensor;
+  }
+
+  /// Microseconds of one of `copies` calls in a row, median of 21 replays.
+  double us(int copies, const std::function<void(int)>& call) {
+    const auto graph = runtime_.capture(stream(), [&] {
+      for (int i = 0; i < copies; ++i) call(i);
+    });
+    std::vector<double> times;
+    for (int i = 0; i < 24; ++i) {
+      const double seconds = runtime_.time(stream(), [&] { graph->launch(stream()); });
+      if (i >= 3) times.push_back(seconds * 1e6 / copies);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+ private:
+  DeviceRuntime& runtime_;
+  std::unique_ptr<DeviceStream> owned_;
+  Workspace workspace_;
+  std::vector<float> pool_;
+};
+
+struct Group {
+  const char* name;
+  std::vector<int64_t> n;
+  int64_t k;
+  bool add;
+  bool f32_out;
+};
+
+void bench_linear(Bench& bench, double read_bytes_per_s, DType dtype) {
+  const Group groups[] = {{"qkv", {4096, 512, 512}, 2048, false, false},
+                          {"o", {2048}, 4096, true, true},
+                          {"router", {128}, 2048, false, true},
+                          {"gate_up", {5632, 5632}, 2048, false, true},
+                          {"head", {151936}, 2048, false, true}};
+  for (const Group& group : groups) {
+    const int64_t total = std::accumulate(group.n.begin(), group.n.end(), int64_t{0});
+    const double bytes = static_cast<double>(total * group.k) * static_cast<double>(size_of(dtype));
+    const int sets = static_cast<int>(std::clamp(200e6 / bytes, 2.0, 64.0));
+    std::vector<Tensor> weights;
+    std::vector<std::vector<LinearWeights>> linear(static_cast<size_t>(sets));
+    for (int s = 0; s < sets; ++s) {
+      for (const int64_t n : group.n) {
+        weights.push_back(bench.random(dtype, {n, group.k}, 0.02f));
+        linear[static_cast<size_t>(s)].push_back({weights.back().view(), {}});
+      }
+    }
+    for (const int64_t rows : {1, 4, 8, 16, 32, 64}) {
+      const Tensor x = bench.random(dtype, {rows, group.k});
+      std::vector<Tensor> outs;
+      std::vector<MutableTensorView> views;
+      for (const int64_t n : group.n) {
+        outs.push_back(bench.random(group.f32_out ? DType::kF32 : dtype, {rows, n}));
+        views.push_back(outs.back());
+      }
+      const double us = bench.us(2 * sets, [&](int i) {
+        const auto& set = linear[static_cast<size_t>(i % sets)];
+        std::vector<const LinearWeights*> pointers;
+        for (const LinearWeights& w : set) pointers.push_back(&w);
+        if (group.add) {
+          bench.ops().linear_add(x.view(), set[0], views[0], bench.workspace(), bench.stream());
+        } else {
+          bench.ops().linear_group(x.view(), pointers, views, bench.workspace(), bench.stream());
+        }
+      });
+      std::printf("linear %s %-8s T=%-3ld %8.2f us  %5.1f %% of the read ceiling\n",
+                  std::string(name_of(dtype)).c_str(), group.name, static_cast<long>(rows), us,
+                  100 * bytes / (us * 1e-6) / read_bytes_per_s);
+    }
+  }
+}
+
+void bench_small(Bench& bench) {
+  for (const int64_t rows : {1, 64, 4096}) {
+    const Tensor residual = bench.random(DType::kF32, {rows, 2048});
+    const Tensor weight = bench.random(DType::kBF16, {2048});
+    const Tensor x = bench.random(DType::kBF16, {rows, 2048});
+    const Tensor out = bench.random(DType::kBF16, {rows, 2048});
+    const auto run = [&](const char* name, const std::function<void()>& call) {
+      std::printf("%-16s T=%-5ld %8.2f us\n", name, static_cast<long>(rows),
+                  bench.us(40, [&](int) { call(); }));
+    };
+    run("rms_norm",
+        [&] { bench.ops().rms_norm(residual.view(), weight.view(), 1e-6f, out, bench.stream()); });
+    run("add", [&] { bench.ops().add(residual, x.view(), bench.stream()); });
+    const Tensor q = bench.random(DType::kBF16, {rows, 32, 128});
+    const Tensor k = bench.random(DType::kBF16, {rows, 4, 128});
+    const Tensor v = bench.random(DType::kBF16, {rows, 4, 128});
+    const Tensor norm = bench.random(DType::kBF16, {128});
+    const Tensor angles = bench.random(DType::kF32, {rows, 64});
+    const Tensor keys(DType::kBF16, {1, 4, 4096, 128}, kGpu);
+    const Tensor values(DType::kBF16, {1, 4, 4096, 128}, kGpu);
+    std::vector<int32_t> positions(static_cast<size_t>(rows));
+    std::iota(positions.begin(), positions.end(), 0);
+    const Tensor place = bench.integers(positions, {rows});
+    const Tensor slots = bench.integers(std::vector<int32_t>(static_cast<size_t>(rows), 0), {rows});
+    StepTokens tokens;
+    tokens.positions = place.view();
+    tokens.slots = slots.view();
+    run("finish_qkv", [&] {
+      bench.ops().finish_qkv({q,
+                              k,
+                              v,
+                              QkNorm::kPerHead,
+                              norm.view(),
+                              norm.view(),
+                              1e-6f,
+                              {},
+                              angles.view(),
+                              angles.view(),
+                              tokens,
+                              keys,
+                              values},
+                             bench.stream());
+    });
+    const Tensor gate = bench.random(DType::kF32, {rows, 5632});
+    const Tensor hidden = bench.random(DType::kBF16, {rows, 5632});
+    run("gated_activation", [&] {
+      bench.ops().gated_activation(gate.view(), gate.view(), Activation::kSilu, hidden,
+                                   bench.stream());
+    });
+  }
+  for (const auto& [rows, experts, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 128, 8},
+                                         {64, 128, 8},
+                                         {4096, 128, 8},
+                                         {16384, 128, 8},
+                                         {16384, 60, 4},
+                                         {1, 256, 8},
+                                         {16384, 256, 8},
+                                         {16384, 512, 10},
+                                         {4096, 1024, 8}}) {
+    const Tensor logits = bench.random(DType::kF32, {rows, experts}, 2);
+    const Tensor ids(DType::kI32, {rows, k}, kGpu);
+    const Tensor weights(DType::kF32, {rows, k}, kGpu);
+    const RouterOptions options{.normalize = true};
+    const double us = bench.us(20, [&](int) {
+      bench.ops().route(logits.view(), {}, options, ids, weights, bench.workspace(),
+                        bench.stream());
+    });
+    std::printf("route T=%-6ld E=%-5ld k=%-3ld %8.2f us\n", static_cast<long>(rows),
+                static_cast<long>(experts), static_cast<long>(k), us);
+  }
+  for (const int64_t rows : {1, 8, 64}) {
+    const Tensor logits = bench.random(DType::kF32, {rows, 151936}, 3);
+    const Tensor ids(DType::kI32, {rows}, kGpu);
+    const Tensor uniform =
+        bench.integers(std::vector<int32_t>(static_cast<size_t>(2 * rows), 0x3fd00000), {2 * rows});
+    SampleArgs args;
+    args.logits = logits.view();
+    args.ids = ids;
+    args.uniform = TensorView(uniform->data(), DType::kF64, {rows}, kGpu);
+    const auto time = [&](const char* name) {
+      const double us =
+          bench.us(10, [&](int) { bench.ops().sample(args, bench.workspace(), bench.stream()); });
+      std::printf("sample %-14s n=%-3ld %8.2f us\n", name, static_cast<long>(rows), us);
+    };
+    time("greedy");
+    args.temperature = 0.8f;
+    time("temperature");
+    args.top_k = 50;
+    args.top_p = 0.95f;
+    time("top-k, top-p");
+  }
+}
+
+}  // namespace
+
+// Arguments: what to time (linear, small), all when none.
+int main(int argc, char** argv) {
+  const auto wants = [&](std::string_view what) {
+    return argc < 2 || std::find(argv + 1, argv + argc, what) != argv + argc;
+  };
+  Bench bench;
+  const double read =
+      argc > 1 && std::atof(argv[argc - 1]) > 0 ? std::atof(argv[argc - 1]) : 4.45e12;
+  if (wants("linear")) {
+    bench_linear(bench, read, DType::kBF16);
+    bench_linear(bench, read, DType::kF32);
+  }
+  if (wants("small")) bench_small(bench);
+  return 0;
+}

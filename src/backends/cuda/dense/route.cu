@@ -1,0 +1,295 @@
+// Top-k routing, a warp for each token. Experts are picked one after the other, each the best of
+// those left in the order (value descending, id ascending), as on the CPU (cpu/dense/route.cc).
+#include <math_constants.h>
+
+#include <algorithm>
+
+#include "backends/cuda/dense/cuda_dense_ops.h"
+#include "backends/cuda/dense/values.cuh"
+#include "core/check.h"
+
+namespace cadre::cuda {
+namespace {
+
+constexpr uint32_t kExcluded = 0;  // key of an expert that may not be picked
+
+struct RouteArgs {
+  const float* logits;
+  const float* bias;  // null: none
+  int32_t* ids;
+  float* weights;
+  int64_t num_tokens;
+  int32_t num_experts;
+  int32_t top_k;
+  RouterOptions options;
+};
+
+// Keys are ordered as the values are; +0 and -0 are the same, minus infinity is above kExcluded.
+__device__ uint32_t key_of(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ float value_of(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+// exp(x - max); for max = -inf (nothing finite) a uniform distribution, for +inf all mass on the
+// infinite ones.
+__device__ float softmax_term(float x, float max) {
+  if (isinf(max)) return x == max ? 1.0f : 0.0f;
+  return expf(x - max);
+}
+
+__device__ float independent_score(float x, RouterScore kind) {
+  if (kind == RouterScore::kSigmoid) return 1.0f / (1.0f + expf(-x));
+  if (kind == RouterScore::kSqrtSoftplus) return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+  return x;
+}
+
+/// A warp's memory: what was picked, and for group-limited routing all keys and the groups' values.
+struct Scratch {
+  int32_t* ids;         // [top_k]
+  float* scores;        // [top_k]
+  uint32_t* keys;       // [num_experts]
+  float* group_values;  // [num_groups]
+
+  static size_t bytes(int64_t num_experts, int64_t top_k, const RouterOptions& options) {
+    const bool limits = options.topk_groups < options.num_groups;
+    return static_cast<size_t>(8 * top_k + (limits ? 4 * (num_experts + options.num_groups) : 0));
+  }
+  __device__ Scratch(unsigned char* memory, const RouteArgs& args) {
+    ids = reinterpret_cast<int32_t*>(memory);
+    scores = reinterpret_cast<float*>(ids + args.top_k);
+    keys = reinterpret_cast<uint32_t*>(scores + args.top_k);
+    group_values = reinterpret_cast<float*>(keys + args.num_experts);
+  }
+};
+
+__device__ float group_value(const uint32_t* keys, int64_t size, GroupScore kind) {
+  float first = -CUDART_INF_F;
+  float second = -CUDART_INF_F;
+  for (int64_t e = 0; e < size; ++e) {
+    const float value = value_of(keys[e]);
+    second = fmaxf(second, fminf(first, value));
+    first = fmaxf(first, value);
+  }
+  return kind == GroupScore::kMax || size == 1 ? first : first + second;
+}
+
+// The groups' values from all keys.
+__device__ void rate_groups(const RouteArgs& args, const Scratch& scratch, int lane) {
+  const int64_t size = args.num_experts / args.options.num_groups;
+  __syncwarp();
+  for (int64_t g = lane; g < args.options.num_groups; g += 32) {
+    scratch.group_values[g] = group_value(scratch.keys + g * size, size, args.options.group_score);
+  }
+  __syncwarp();
+}
+
+// Whether the group of an expert is among the best topk_groups.
+__device__ bool group_is_kept(const RouteArgs& args, const float* values, int32_t expert) {
+  const int64_t group = expert / (args.num_experts / args.options.num_groups);
+  int64_t better = 0;
+  for (int64_t g = 0; g < args.options.num_groups; ++g) {
+    better += values[g] > values[group] || (values[g] == values[group] && g < group);
+  }
+  return better < args.options.topk_groups;
+}
+
+__device__ void write_row(const RouteArgs& args, const Scratch& scratch, int64_t token, int lane) {
+  __syncwarp();
+  const bool softmax_over_picked = args.options.score == RouterScore::kTopKThenSoftmax;
+  const float best = scratch.scores[0];
+  float sum = 0;
+  for (int32_t j = 0; j < args.top_k; ++j) {
+    sum += softmax_over_picked ? softmax_term(scratch.scores[j], best) : scratch.scores[j];
+  }
+  const bool divide = (args.options.normalize || softmax_over_picked) && sum > 0;
+  for (int32_t j = lane; j < args.top_k; j += 32) {
+    const float score = scratch.scores[j];
+    const float weight = softmax_over_picked ? softmax_term(score, best) : score;
+    args.ids[token * args.top_k + j] = scratch.ids[j];
+    args.weights[token * args.top_k + j] =
+        (divide ? weight / sum : weight) * args.options.scaling_factor;
+  }
+  __syncwarp();
+}
+
+// Lane l has experts l, l + 32, ...: kPerLane of them, in registers.
+template <int kPerLane>
+__device__ void route_token(const RouteArgs& args, const Scratch& scratch, int64_t token,
+                            int lane) {
+  const float* logits = args.logits + token * args.num_experts;
+  const RouterScore kind = args.options.score;
+  float scores[kPerLane];
+  uint32_t keys[kPerLane];
+  float max = -CUDART_INF_F;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int32_t e = lane + 32 * i;
+    scores[i] = e < args.num_experts ? logits[e] : -CUDART_INF_F;
+    if (isnan(scores[i])) scores[i] = -CUDART_INF_F;
+    max = fmaxf(max, scores[i]);
+  }
+  max = value_of(__reduce_max_sync(~0u, key_of(max)));
+  float factor = 1;
+  if (kind == RouterScore::kSoftmaxThenTopK) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane + 32 * i < args.num_experts) sum += softmax_term(scores[i], max);
+    }
+    factor = 1.0f / warp_sum(sum);
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int32_t e = lane + 32 * i;
+    scores[i] = independent_score(scores[i], kind);
+    float value = scores[i] + (args.bias != nullptr && e < args.num_experts ? args.bias[e] : 0.0f);
+    if (isnan(value)) value = -CUDART_INF_F;
+    keys[i] = e < args.num_experts ? key_of(value) : kExcluded;
+  }
+  if (args.options.topk_groups < args.options.num_groups) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane + 32 * i < args.num_experts) scratch.keys[lane + 32 * i] = keys[i];
+    }
+    rate_groups(args, scratch, lane);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int32_t e = lane + 32 * i;
+      if (e < args.num_experts && !group_is_kept(args, scratch.group_values, e)) {
+        keys[i] = kExcluded;
+      }
+    }
+  }
+  for (int32_t j = 0; j < args.top_k; ++j) {
+    uint32_t best = kExcluded;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) best = best < keys[i] ? keys[i] : best;
+    best = __reduce_max_sync(~0u, best);
+    uint32_t mine = ~0u;
+#pragma unroll
+    for (int i = kPerLane - 1; i >= 0; --i) {
+      if (keys[i] == best) mine = static_cast<uint32_t>(lane + 32 * i);
+    }
+    const uint32_t id = __reduce_min_sync(~0u, mine);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (static_cast<uint32_t>(lane + 32 * i) != id) continue;
+      keys[i] = kExcluded;
+      scratch.ids[j] = static_cast<int32_t>(id);
+      scratch.scores[j] =
+          kind == RouterScore::kSoftmaxThenTopK ? softmax_term(scores[i], max) * factor : scores[i];
+    }
+  }
+  write_row(args, scratch, token, lane);
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(256) route_kernel(RouteArgs args, int32_t scratch_bytes) {
+  extern __shared__ unsigned char memory[];
+  begin_dependent();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * warps + warp;
+  if (token >= args.num_tokens) return;
+  const Scratch scratch(memory + warp * scratch_bytes, args);
+  route_token<kPerLane>(args, scratch, token, static_cast<int>(threadIdx.x) % 32);
+}
+
+// Any number of experts: a block for each token, the experts' state in the workspace-free form of
+// reading the logits again for each pick. Slow and plain.
+__global__ void __launch_bounds__(32) route_any_kernel(RouteArgs args) {
+  extern __shared__ unsigned char memory[];
+  begin_dependent();
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t token = blockIdx.x;
+  const float* logits = args.logits + token * args.num_experts;
+  const RouterScore kind = args.options.score;
+  const Scratch scratch(memory, args);
+  float max = -CUDART_INF_F;
+  for (int32_t e = lane; e < args.num_experts; e += 32) max = fmaxf(max, logits[e]);  // skips NaN
+  max = value_of(__reduce_max_sync(~0u, key_of(max)));
+  const auto logit = [&](int32_t e) { return isnan(logits[e]) ? -CUDART_INF_F : logits[e]; };
+  float factor = 1;
+  if (kind == RouterScore::kSoftmaxThenTopK) {
+    float sum = 0;
+    for (int32_t e = lane; e < args.num_experts; e += 32) sum += softmax_term(logit(e), max);
+    factor = 1.0f / warp_sum(sum);
+  }
+  const auto key = [&](int32_t e) {
+    const float value = independent_score(logit(e), kind) + (args.bias ? args.bias[e] : 0.0f);
+    return key_of(isnan(value) ? -CUDART_INF_F : value);
+  };
+  const bool limits = args.options.topk_groups < args.options.num_groups;
+  if (limits) {
+    for (int32_t e = lane; e < args.num_experts; e += 32) scratch.keys[e] = key(e);
+    rate_groups(args, scratch, lane);
+  }
+  uint32_t last_key = ~0u;
+  int32_t last_id = -1;
+  for (int32_t j = 0; j < args.top_k; ++j) {
+    uint32_t best = kExcluded;
+    uint32_t mine = ~0u;
+    for (int32_t e = lane; e < args.num_experts; e += 32) {
+      if (limits && !group_is_kept(args, scratch.group_values, e)) continue;
+      const uint32_t k = limits ? scratch.keys[e] : key(e);
+      const bool after = k < last_key || (k == last_key && e > last_id);
+      if (after && k > best) best = k, mine = static_cast<uint32_t>(e);
+    }
+    last_key = __reduce_max_sync(~0u, best);
+    last_id = static_cast<int32_t>(__reduce_min_sync(~0u, best == last_key ? mine : ~0u));
+    if (lane == 0) {
+      scratch.ids[j] = last_id;
+      const float x = logit(last_id);
+      scratch.scores[j] = kind == RouterScore::kSoftmaxThenTopK ? softmax_term(x, max) * factor
+                                                                : independent_score(x, kind);
+    }
+  }
+  write_row(args, scratch, token, lane);
+}
+
+template <int kPerLane>
+void route_rows(const RouteArgs& args, const Stream& stream) {
+  const size_t scratch = Scratch::bytes(args.num_experts, args.top_k, args.options);
+  const int warps = static_cast<int>(std::clamp<size_t>(48 * 1024 / scratch, 1, 8));
+  launch("route_kernel", route_kernel<kPerLane>,
+         static_cast<unsigned>((args.num_tokens + warps - 1) / warps), 32 * warps,
+         static_cast<size_t>(warps) * scratch, stream_of(stream), dependent_launch(stream), args,
+         static_cast<int32_t>(scratch));
+}
+
+}  // namespace
+
+void CudaDenseOps::route(const TensorView& logits, const TensorView& correction_bias,
+                         const RouterOptions& options, MutableTensorView top_k_index,
+                         MutableTensorView top_k_weights, Workspace& /*workspace*/,
+                         const Stream& stream) {
+  const int64_t num_experts = logits.dim(1);
+  const int64_t top_k = top_k_index.dim(1);
+  validate(options, num_experts, top_k);
+  const RouteArgs args{logits.as<float>(),
+                       correction_bias ? correction_bias.as<float>() : nullptr,
+                       top_k_index.as<int32_t>(),
+                       top_k_weights.as<float>(),
+                       logits.dim(0),
+                       static_cast<int32_t>(num_experts),
+                       static_cast<int32_t>(top_k),
+                       options};
+  if (args.num_tokens == 0) return;
+  if (num_experts <= 64) return route_rows<2>(args, stream);
+  if (num_experts <= 128) return route_rows<4>(args, stream);
+  if (num_experts <= 256) return route_rows<8>(args, stream);
+  if (num_experts <= 512) return route_rows<16>(args, stream);
+  const size_t scratch = Scratch::bytes(num_experts, top_k, options);
+  allow_shared_memory(route_any_kernel, scratch);
+  launch("route_any_kernel", route_any_kernel, static_cast<unsigned>(args.num_tokens), 32, scratch,
+         stream_of(stream), dependent_launch(stream), args);
+}
+
+size_t CudaDenseOps::route_workspace_bytes(int64_t /*num_experts*/, int /*num_threads*/) const {
+  return 0;
+}
+
+}  // namespace cadre::cuda

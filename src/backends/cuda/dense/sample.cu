@@ -1,0 +1,382 @@
+// The next token of each row of logits. Greedy: a row is cut over many blocks, then one block takes
+// the best of theirs. Draws: one block a row, which goes over the row once for each cut. Weights
+// are added up as integers, so a sum does not depend on the order that threads come in.
+#include <math_constants.h>
+
+#include <algorithm>
+
+#include "backends/cuda/dense/cuda_dense_ops.h"
+#include "backends/cuda/dense/values.cuh"
+#include "core/check.h"
+
+namespace cadre::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / 32;
+constexpr int64_t kChunk = 8 * kThreads;   // logits of a block of best_of_chunk_kernel
+constexpr double kUnit = 1099511627776.0;  // 2^40: the weight 1 as an integer
+
+// Larger is better: the value's order above, the complement of the id below; 0 is nothing at all.
+using Best = unsigned long long;
+
+__device__ uint32_t key_of(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 becomes +0
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ Best best_of(float value, int64_t id) {
+  if (isnan(value)) return 0;
+  return static_cast<Best>(key_of(value)) << 32 | static_cast<uint32_t>(~static_cast<uint32_t>(id));
+}
+__device__ int32_t id_of(Best best) {
+  return best == 0 ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(best));
+}
+
+// Of all threads; every thread gets it. `shared` [kWarps].
+__device__ Best block_max(Best best, Best* shared) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    const Best other = __shfl_xor_sync(~0u, best, step);
+    best = other > best ? other : best;
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = best;
+  __syncthreads();
+  for (int i = 0; i < kWarps; ++i) best = shared[i] > best ? shared[i] : best;
+  return best;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    best_of_chunk_kernel(const float* logits, int64_t vocab, Best* chunks) {
+  __shared__ Best shared[kWarps];
+  begin_dependent();
+  const float* row = logits + blockIdx.y * vocab;
+  Best best = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t id = blockIdx.x * kChunk + i * kThreads + threadIdx.x;
+    if (id < vocab) {
+      const Best one = best_of(row[id], id);
+      best = one > best ? one : best;
+    }
+  }
+  best = block_max(best, shared);
+  if (threadIdx.x == 0) chunks[blockIdx.y * gridDim.x + blockIdx.x] = best;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    best_of_row_kernel(const Best* chunks, int64_t count, int32_t* ids) {
+  __shared__ Best shared[kWarps];
+  begin_dependent();
+  Best best = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+    const Best one = chunks[blockIdx.x * count + i];
+    best = one > best ? one : best;
+  }
+  best = block_max(best, shared);
+  if (threadIdx.x == 0) ids[blockIdx.x] = id_of(best);
+}
+
+struct DrawArgs {
+  const float* logits;
+  int64_t vocab;
+  float temperature;
+  int32_t top_k;
+  float top_p;
+  float min_p;
+  float penalty;
+  const int32_t* history;  // null: none
+  int64_t history_stride;
+  const int32_t* history_lengths;
+  const double* uniform;
+  int32_t* ids;
+};
+
+using Sum = unsigned long long;
+
+// One row in one block. Everything below is called by all threads together.
+struct Row {
+  const DrawArgs& args;
+  const float* logits;
+  uint32_t* seen;  // shared: a bit for each id of the history; null without a penalty
+  float max = 0;   // of the penalised logits; then of the heated ones
+  bool overflows = false;
+  float penalised_max = 0;
+  uint32_t least = 0;     // smallest key that is kept
+  int64_t first_tie = 0;  // of those whose key is `tie`, ids below it are not kept
+  uint32_t tie = 0;
+
+  __device__ float penalised(int64_t id) const {
+    const float x = logits[id];
+    if (seen == nullptr || (seen[id / 32] >> (id % 32) & 1u) == 0) return x;
+    return x < 0 ? x * args.penalty : x / args.penalty;
+  }
+  // Divided by the temperature. Where that overflows, logits are taken relative to the maximum.
+  __device__ float heated(int64_t id) const {
+    float x = penalised(id);
+    if (overflows) x = x == penalised_max ? 0.0f : x - penalised_max;
+    return x / args.temperature;
+  }
+  __device__ double weight(float x) const {
+    if (x == max) return 1.0;
+    const double difference = static_cast<double>(x) - static_cast<double>(max);
+    return difference < -32.0 ? 0.0 : exp(difference);
+  }
+  __device__ Sum units(float x) const { return static_cast<Sum>(weight(x) * kUnit); }
+  __device__ bool kept(float x, int64_t id) const {
+    if (isnan(x)) return false;
+    const uint32_t key = key_of(x);
+    return key >= least && (key != tie || id >= first_tie);
+  }
+};
+
+// Sum over all threads; every thread gets it. `shared` [kWarps].
+__device__ Sum block_sum(Sum x, Sum* shared) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  Sum total = 0;
+  for (int i = 0; i < kWarps; ++i) total += shared[i];
+  return total;
+}
+
+// The largest key for which the measures of all keys not below it reach `target`, digit by digit;
+// `above` becomes the sum of those above it. measure(x) of a kept logit. `bins` [256] shared.
+template <typename Measure>
+__device__ uint32_t key_reaching(const Row& row, Sum target, const Measure& measure, Sum* bins,
+                                 Sum& above) {
+  uint32_t prefix = 0;
+  above = 0;
+  __shared__ Sum chosen[2];
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < 256; i += kThreads) bins[i] = 0;
+    __syncthreads();
+    for (int64_t id = threadIdx.x; id < row.args.vocab; id += kThreads) {
+      const float x = row.heated(id);
+      if (!row.kept(x, id)) continue;
+      const uint32_t key = key_of(x);
+      if (shift < 24 && key >> (shift + 8) != prefix >> (shift + 8)) continue;
+      const Sum own = measure(x);
+      if (own != 0) atomicAdd(&bins[key >> shift & 255u], own);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      Sum sum = above;
+      int digit = 255;
+      while (digit > 0 && sum + bins[digit] < target) sum += bins[digit--];
+      chosen[0] = static_cast<Sum>(digit);
+      chosen[1] = sum;
+    }
+    __syncthreads();
+    prefix |= static_cast<uint32_t>(chosen[0]) << shift;
+    above = chosen[1];
+  }
+  return prefix;
+}
+
+__device__ void mark_history(const Row& row, int64_t index) {
+  const int64_t words = (row.args.vocab + 31) / 32;
+  for (int64_t i = threadIdx.x; i < words; i += kThreads) row.seen[i] = 0;
+  __syncthreads();
+  const int32_t* history = row.args.history + index * row.args.history_stride;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < row.args.history_lengths[index];
+       i += kThreads) {
+    const int32_t id = history[i];
+    if (id >= 0 && id < row.args.vocab) atomicOr(&row.seen[id / 32], 1u << (id % 32));
+  }
+  __syncthreads();
+}
+
+__device__ void keep_top_k(Row& row, Sum* shared, Sum* bins) {
+  if (row.args.top_k <= 0) return;
+  Sum mine = 0;
+  for (int64_t id = threadIdx.x; id < row.args.vocab; id += kThreads) {
+    mine += !isnan(row.heated(id));
+  }
+  const auto k = static_cast<Sum>(row.args.top_k);
+  if (block_sum(mine, shared) <= k) return;
+  Sum above = 0;
+  row.least = key_reaching(
+      row, k, [](float) { return Sum{1}; }, bins, above);
+}
+
+// The likeliest until they make up top_p; of equals the higher ids first, as few as needed.
+__device__ void keep_top_p(Row& row, Sum* shared, Sum* bins) {
+  if (row.args.top_p >= 1.0f) return;
+  const auto units = [&row](float x) { return row.units(x); };
+  Sum mine = 0;
+  for (int64_t id = threadIdx.x; id < row.args.vocab; id += kThreads) {
+    const float x = row.heated(id);
+    if (row.kept(x, id)) mine += row.units(x);
+  }
+  const Sum total = block_sum(mine, shared);
+  const double wanted = ceil(static_cast<double>(row.args.top_p) * static_cast<double>(total));
+  const Sum target = wanted < 1.0 ? 1 : static_cast<Sum>(wanted);
+  Sum above = 0;
+  const uint32_t tie = key_reaching(row, target, units, bins, above);
+  // How many of the equals at the cut are needed, and from which id on they are.
+  const float value = __uint_as_float((tie & 0x80000000u) != 0 ? tie & 0x7fffffffu : ~tie);
+  const Sum one = row.units(value);
+  const Sum needed = one == 0 ? 1 : (target - above + one - 1) / one;
+  Sum equals = 0;
+  for (int64_t id = threadIdx.x; id < row.args.vocab; id += kThreads) {
+    const float x = row.heated(id);
+    equals += !isnan(x) && key_of(x) == tie;
+  }
+  equals = block_sum(equals, shared);
+  row.least = tie;
+  if (needed >= equals) return;
+  __shared__ int64_t first;
+  if (threadIdx.x < 32) {  // one warp, in the order of ids
+    Sum skip = equals - needed;
+    for (int64_t base = 0; base < row.args.vocab; base += 32) {
+      const int64_t id = base + threadIdx.x;
+      const float x = id < row.args.vocab ? row.heated(id) : CUDART_NAN_F;
+      const unsigned votes = __ballot_sync(~0u, !isnan(x) && key_of(x) == tie);
+      const auto count = static_cast<Sum>(__popc(votes));
+      if (count > skip) {
+        if (threadIdx.x == 0) first = base + __fns(votes, 0, static_cast<int>(skip) + 1);
+        break;
+      }
+      skip -= count;
+    }
+  }
+  __syncthreads();
+  row.tie = tie;
+  row.first_tie = first;
+}
+
+__device__ Sum drawable(const Row& row, int64_t id) {
+  const float x = row.heated(id);
+  if (!row.kept(x, id)) return 0;
+  if (row.args.min_p > 0.0f && row.weight(x) < static_cast<double>(row.args.min_p)) return 0;
+  return row.units(x);
+}
+
+// Warp w has ids [w * share, (w + 1) * share).
+__device__ int32_t draw(const Row& row, double uniform, Sum* shared) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t share = ((row.args.vocab + kWarps - 1) / kWarps + 31) / 32 * 32;
+  const int64_t begin = warp * share;
+  const int64_t end = min(begin + share, row.args.vocab);
+  Sum mine = 0;
+  for (int64_t id = begin + lane; id < end; id += 32) mine += drawable(row, id);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) mine += __shfl_xor_sync(~0u, mine, step);
+  __syncthreads();
+  if (lane == 0) shared[warp] = mine;
+  __syncthreads();
+  Sum total = 0;
+  Sum before = 0;
+  for (int i = 0; i < kWarps; ++i) {
+    if (i == warp) before = total;
+    total += shared[i];
+  }
+  __shared__ int32_t drawn;
+  auto threshold = static_cast<Sum>(uniform * static_cast<double>(total));
+  if (threshold >= total) threshold = total - 1;
+  if (threshold >= before && threshold < before + mine) {  // this warp has it
+    for (int64_t base = begin; base < end; base += 32) {
+      Sum sum = base + lane < end ? drawable(row, base + lane) : 0;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const Sum other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
+      }
+      const unsigned votes = __ballot_sync(~0u, threshold < before + sum);
+      if (votes != 0) {
+        if (lane == 0) drawn = static_cast<int32_t>(base + __ffs(static_cast<int>(votes)) - 1);
+        break;
+      }
+      before += __shfl_sync(~0u, sum, 31);
+    }
+  }
+  __syncthreads();
+  return drawn;
+}
+
+__global__ void __launch_bounds__(kThreads) draw_kernel(DrawArgs args) {
+  extern __shared__ uint32_t seen[];
+  __shared__ Sum shared[kWarps];
+  __shared__ Sum bins[256];
+  begin_dependent();
+  const int64_t index = blockIdx.x;
+  Row row{args, args.logits + index * args.vocab, args.history != nullptr ? seen : nullptr};
+  if (row.seen != nullptr) mark_history(row, index);
+  Best best = 0;
+  for (int64_t id = threadIdx.x; id < args.vocab; id += kThreads) {
+    const Best one = best_of(row.penalised(id), id);
+    best = one > best ? one : best;
+  }
+  const int32_t likeliest = id_of(block_max(best, shared));
+  if (likeliest < 0 || args.temperature == 0.0f) {
+    if (threadIdx.x == 0) args.ids[index] = likeliest;
+    return;
+  }
+  row.penalised_max = row.penalised(likeliest);
+  row.overflows = !isfinite(row.penalised_max / args.temperature);
+  row.max = row.heated(likeliest);
+  keep_top_k(row, shared, bins);
+  keep_top_p(row, shared, bins);
+  const int32_t drawn = draw(row, args.uniform[index], shared);
+  if (threadIdx.x == 0) args.ids[index] = drawn;
+}
+
+int64_t chunks_of(int64_t vocab) { return (vocab + kChunk - 1) / kChunk; }
+
+void sample_greedy(const SampleArgs& args, Workspace& workspace, const Stream& stream) {
+  const int64_t rows = args.logits.dim(0);
+  const int64_t vocab = args.logits.dim(1);
+  const int64_t chunks = chunks_of(vocab);
+  const Workspace::Scope scope(workspace);
+  auto* best = workspace.allocate<Best>(rows * chunks);
+  const Launch mode = dependent_launch(stream);
+  launch("best_of_chunk_kernel", best_of_chunk_kernel,
+         dim3(static_cast<unsigned>(chunks), static_cast<unsigned>(rows)), kThreads, 0,
+         stream_of(stream), mode, args.logits.as<float>(), vocab, best);
+  launch("best_of_row_kernel", best_of_row_kernel, static_cast<unsigned>(rows), kThreads, 0,
+         stream_of(stream), mode, static_cast<const Best*>(best), chunks, args.ids.as<int32_t>());
+}
+
+}  // namespace
+
+void CudaDenseOps::sample(const SampleArgs& args, Workspace& workspace, const Stream& stream) {
+  const int64_t rows = args.logits.dim(0);
+  const bool penalises = args.repetition_penalty != 1.0f;
+  CADRE_ASSERT(args.ids.dim(0) == rows && rows < 65536 && args.logits.dim(1) >= 1);
+  if (rows == 0) return;
+  if (args.temperature == 0.0f && !penalises) return sample_greedy(args, workspace, stream);
+  DrawArgs draw{};
+  draw.logits = args.logits.as<float>();
+  draw.vocab = args.logits.dim(1);
+  draw.temperature = args.temperature;
+  draw.top_k = args.top_k;
+  draw.top_p = args.top_p;
+  draw.min_p = args.min_p;
+  draw.penalty = args.repetition_penalty;
+  draw.ids = args.ids.as<int32_t>();
+  if (penalises) {
+    CADRE_ASSERT(args.history.dim(0) == rows && args.history_lengths.dim(0) == rows);
+    draw.history = args.history.as<int32_t>();
+    draw.history_stride = args.history.stride(0);
+    draw.history_lengths = args.history_lengths.as<int32_t>();
+  }
+  if (args.temperature != 0.0f) {
+    CADRE_ASSERT(args.uniform.dim(0) == rows);
+    draw.uniform = args.uniform.as<double>();
+  }
+  const size_t bits = penalises ? static_cast<size_t>((draw.vocab + 31) / 32) * 4 : 0;
+  allow_shared_memory(draw_kernel, bits);
+  launch("draw_kernel", draw_kernel, static_cast<unsigned>(rows), kThreads, bits, stream_of(stream),
+         dependent_launch(stream), draw);
+}
+
+size_t CudaDenseOps::sample_workspace_bytes(int64_t num_rows, int64_t vocab_size) const {
+  return Workspace::padded(static_cast<size_t>(num_rows * chunks_of(vocab_size)) * sizeof(Best));
+}
+
+}  // namespace cadre::cuda
