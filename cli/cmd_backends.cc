@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "core/device_runtime.h"
 #include "exit_codes.h"
 #include "output.h"
 #include "session.h"
@@ -146,8 +147,63 @@ std::vector<std::string> names_of(const std::vector<T>& items) {
   return names;
 }
 
+std::string capability_of(const DeviceProperties& properties) {
+  return str_cat(properties.major, ".", properties.minor);
+}
+
+/// The runtime of GPUs, null with the reason when none can be used.
+DeviceRuntime* find_gpus(std::string& why_none) {
+  DeviceRuntime* runtime = find_device_runtime(DeviceType::kCuda);
+  why_none = runtime == nullptr ? "this build has no CUDA backends" : runtime->why_none();
+  return runtime != nullptr && runtime->device_count() > 0 ? runtime : nullptr;
+}
+
+void add_gpus(Json& json) {
+  std::string why_none;
+  DeviceRuntime* runtime = find_gpus(why_none);
+  json["gpus"] = Json::array();
+  if (runtime == nullptr) {
+    json["why_no_gpu"] = why_none;
+    return;
+  }
+  for (int i = 0; i < runtime->device_count(); ++i) {
+    const DeviceProperties properties = runtime->properties(i);
+    const DeviceMemory memory = runtime->memory(i);
+    json["gpus"].push_back({{"device", to_string(Device{DeviceType::kCuda, i})},
+                            {"name", properties.name},
+                            {"compute_capability", capability_of(properties)},
+                            {"multiprocessors", properties.num_multiprocessors},
+                            {"free_bytes", memory.free_bytes},
+                            {"total_bytes", memory.total_bytes},
+                            {"kernels", runtime->kernels(i)}});
+  }
+  json["gpu_products"] = runtime->products();
+}
+
+/// A line for each GPU, or one that says why there is none.
+std::string describe_gpus() {
+  std::string why_none;
+  DeviceRuntime* runtime = find_gpus(why_none);
+  if (runtime == nullptr) return str_cat("GPU: none (", why_none, ")\n");
+  std::string text;
+  for (int i = 0; i < runtime->device_count(); ++i) {
+    const DeviceProperties properties = runtime->properties(i);
+    const DeviceMemory memory = runtime->memory(i);
+    const std::string kernels = runtime->kernels(i);
+    text += str_cat(to_string(Device{DeviceType::kCuda, i}), ": ", properties.name,
+                    ", compute capability ", capability_of(properties), ", ",
+                    format_bytes(memory.free_bytes), " of ", format_bytes(memory.total_bytes),
+                    " free, ",
+                    kernels.empty() ? "no kernels (they need compute capability 8.0)"
+                                    : str_cat(kernels, " kernels"),
+                    "\n");
+  }
+  return str_cat(text, "GPU products: ", runtime->products(), "\n");
+}
+
 Json to_json(const std::vector<Answer>& answers, const ModelReport* report) {
   Json json = {{"cpu_isa", cpu_instruction_set()}};
+  add_gpus(json);
   if (report != nullptr) {
     json["model"] = {{"path", report->info.path}, {"architecture", report->info.architecture}};
   }
@@ -182,8 +238,9 @@ std::string to_text(const std::vector<Answer>& answers, const ModelReport* repor
       row.insert(row.begin(), answer.sub_config.empty() ? "-" : answer.sub_config);
     table.add_row(std::move(row));
   }
-  const std::string text = str_cat("CPU instruction set: ", cpu_instruction_set(),
-                                   " (CADRE_CPU_ISA chooses another)\n\n", table.to_string());
+  const std::string text =
+      str_cat("CPU instruction set: ", cpu_instruction_set(), " (CADRE_CPU_ISA chooses another)\n",
+              describe_gpus(), "\n", table.to_string());
   if (report == nullptr) return text;
   return str_cat(report->info.architecture, " in ", report->info.path, "\n", text);
 }
@@ -218,7 +275,8 @@ void add_backends(CLI::App& app, CommonOptions& common, Runner& run) {
       "Without a MODEL: for a plain gated layer in every format. With one: for its experts, by "
       "sub-config; no weights are read. --device and --experts show only the rows they name. "
       "Environment: CADRE_CPU_ISA names the CPU's instruction set (portable, avx2, avx512, "
-      "avx512_bf16 or amx).\n"
+      "avx512_bf16 or amx), CADRE_CUBLASLT the cuBLASLt library that products on a GPU run on (a "
+      "file, or off).\n"
       "Example: cadre backends Qwen/Qwen1.5-MoE-A2.7B");
   add_model_argument(*command, *model);
   add_common_options(*command, common);

@@ -22,7 +22,8 @@ constexpr const char* kAbout =
     "Runs Mixture-of-Experts language models, the experts on interchangeable backends.";
 constexpr const char* kFooter =
     "cadre help COMMAND or cadre COMMAND --help tells its options.\n"
-    "Environment: CADRE_EXPERTS_IMPLEMENTATION is what --experts defaults to; CADRE_CPU_ISA names "
+    "Environment: CADRE_DEVICE is what --device defaults to, CADRE_EXPERTS_IMPLEMENTATION what "
+    "--experts does; CADRE_CPU_ISA names "
     "the CPU's instruction set (portable, avx2, avx512, avx512_bf16 or amx; default: the best one, "
     "which cadre backends shows); CADRE_ASSETS is the folder of the bundled model.\n"
     "Exit status: 0 done, 2 wrong usage, 3 bad checkpoint or input, 4 not supported here, 5 device "
@@ -150,11 +151,13 @@ void refuse_empty_values(const std::vector<std::string>& arguments) {
   }
 }
 
-int run_command_line(CLI::App& app, const Runner& run, std::vector<std::string> arguments) {
+int run_command_line(CLI::App& app, CommonOptions& common, const Runner& run,
+                     std::vector<std::string> arguments) {
   refuse_empty_values(arguments);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes a stack
   try {
     app.parse(std::move(arguments));
+    if (!common.device_given) common.load.device = default_device();
     return run();
   } catch (const CLI::CallForHelp& help) {
     if (app.get_subcommands().empty() && !app.remaining().empty()) return usage_error(app, help);
@@ -185,7 +188,7 @@ int run(int argc, char** argv) {
   add_verify(app, common, run);
   add_bench(app, common, run);
   try {
-    return run_command_line(app, run, arguments_of(argc, argv));
+    return run_command_line(app, common, run, arguments_of(argc, argv));
   } catch (const std::bad_alloc&) {
     report_error(app, "out of memory; use a smaller model, batch or context");
     return kExitDevice;

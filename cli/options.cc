@@ -8,6 +8,8 @@
 
 #include "bundled_model.h"
 #include "cadre/thread_pool.h"
+#include "core/device_runtime.h"
+#include "dense/dense_ops.h"
 #include "io/json.h"
 #include "suggest.h"
 
@@ -16,6 +18,7 @@ namespace cadre::cli {
 namespace {
 
 constexpr const char* kExpertsVariable = "CADRE_EXPERTS_IMPLEMENTATION";
+constexpr const char* kDeviceVariable = "CADRE_DEVICE";
 
 DType parse_compute_dtype(const std::string& text) {
   const std::optional<DType> dtype = parse_dtype(text);
@@ -53,6 +56,15 @@ ExpertsImplementation parse_experts_map(std::string_view source, std::string_vie
   return map;
 }
 
+bool has_dense_ops(DeviceType type) {
+  try {
+    dense_ops(type);
+    return true;
+  } catch (const Unsupported&) {
+    return false;
+  }
+}
+
 void add_model_options(CLI::App& command, CommonOptions& common) {
   add_text(command, "--model", common.model, "MODEL",
            "A folder in the hub's layout or a hub id in the local cache (default: the bundled "
@@ -62,9 +74,12 @@ void add_model_options(CLI::App& command, CommonOptions& common) {
   command
       .add_option_function<std::string>(
           "--device",
-          [&common](const std::string& text) { common.load.device = parse_device(text); },
-          "cpu, cuda or cuda:N (default: cuda when this build serves a GPU that is there, else "
-          "cpu)")
+          [&common](const std::string& text) {
+            common.load.device = parse_device(text);
+            common.device_given = true;
+          },
+          "cpu, cuda or cuda:N (default: $CADRE_DEVICE, else cuda when this build serves a GPU "
+          "that is there, else cpu)")
       ->type_name("DEVICE");
   command
       .add_option_function<std::string>(
@@ -249,6 +264,21 @@ ExpertsImplementation chosen_experts(const CommonOptions& common) {
   const char* variable = std::getenv(kExpertsVariable);
   if (variable == nullptr || *variable == '\0') return {};
   return parse_experts(kExpertsVariable, variable);
+}
+
+Device default_device() {
+  const char* variable = std::getenv(kDeviceVariable);
+  if (variable != nullptr && *variable != '\0') {
+    try {
+      return parse_device(variable);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(str_cat(kDeviceVariable, ": ", error.what()));
+    }
+  }
+  constexpr Device kGpu = {DeviceType::kCuda, 0};
+  DeviceRuntime* runtime = find_device_runtime(kGpu.type);
+  if (runtime == nullptr || runtime->device_count() == 0) return {};
+  return runtime->kernels(kGpu.index).empty() || !has_dense_ops(kGpu.type) ? Device{} : kGpu;
 }
 
 std::string model_path(const CommonOptions& common) {

@@ -20,7 +20,8 @@ namespace cadre::cli {
 struct CommonOptions {
   std::string model;  // a folder or hub id; empty: the bundled model
   ExpertsImplementation experts;
-  LoadOptions load;  // without experts_implementation and progress
+  LoadOptions load;           // without experts_implementation and progress
+  bool device_given = false;  // --device; else main() puts in default_device()
   uint64_t seed = 0;
   bool quiet = false;
   bool json = false;
@@ -99,6 +100,10 @@ ExpertsImplementation parse_experts(std::string_view source, std::string_view te
 /// What --experts said, else what $CADRE_EXPERTS_IMPLEMENTATION says, else empty: the model's own
 /// choice.
 ExpertsImplementation chosen_experts(const CommonOptions& common);
+
+/// Where models run without --device: what $CADRE_DEVICE says, else the first GPU that this build
+/// serves, else the CPU.
+Device default_device();
 
 /// The named model, else the bundled one. Throws InvalidArgument for a revision of a folder.
 std::string model_path(const CommonOptions& common);

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "cadre/error.h"
 #include "cadre/tensor.h"
+#include "core/device_runtime.h"
 
 // Without this the sanitizers end the program where the system's malloc returns null.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
@@ -59,16 +61,24 @@ TEST(CpuAllocator, SizesThatCannotBeHadAreDeviceErrorsNamingTheSize) {
   EXPECT_THROW(Tensor(DType::kU8, {int64_t{1} << 60}), DeviceError);
 }
 
-TEST(AllocatorOf, ADeviceWithoutBackendIsUnsupported) {
+TEST(AllocatorOf, ADeviceThatIsNotThereIsRefusedSayingWhy) {
   register_allocator(DeviceType::kCuda, nullptr);
+  const bool built = find_device_runtime(DeviceType::kCuda) != nullptr;
+  std::string message;
   try {
-    allocate_shared_memory(kCuda, 16);
-    FAIL();
+    allocate_shared_memory({DeviceType::kCuda, 1000}, 16);
   } catch (const Unsupported& error) {
-    const std::string message = error.what();
-    EXPECT_NE(message.find("cuda:2"), message.npos) << message;
+    EXPECT_FALSE(built);
+    message = error.what();
     EXPECT_NE(message.find("use the cpu"), message.npos) << message;
+  } catch (const DeviceError& error) {  // no GPU at all, or fewer
+    EXPECT_TRUE(built);
+    message = error.what();
+    EXPECT_TRUE(message.find("NVIDIA") != message.npos ||
+                message.find("expected a number from 0") != message.npos)
+        << message;
   }
+  EXPECT_NE(message.find("cuda:1000"), message.npos) << message;
 }
 
 TEST(AllocatorOf, ARegisteredAllocatorServesItsDevice) {

@@ -68,6 +68,11 @@ class DeviceRuntime {
   virtual int device_count() const = 0;
   virtual DeviceProperties properties(int index) const = 0;
   virtual DeviceMemory memory(int index) const = 0;
+  /// Which kernels serve a device: "sm_90a" where there are some of its own, "portable" where those
+  /// for all serve; empty when it is older than any of them.
+  virtual std::string kernels(int index) const = 0;
+  /// What dense products run on: "cuBLASLt 13.1.0 (FILE)", or "own kernels (no libcublasLt ...)".
+  virtual std::string products() const = 0;
 
   /// Makes a device the calling thread's current one; returns the one that was.
   virtual int make_current(int index) = 0;

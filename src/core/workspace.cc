@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "cadre/allocator.h"
+#include "cadre/error.h"
 #include "core/check.h"
 #include "core/str_cat.h"
 
@@ -18,7 +19,11 @@ void Workspace::reserve(size_t bytes) {
   // The slack aligns the first block, whatever the allocator's own alignment. A size that wraps
   // around asks for all there is, which the allocator refuses.
   const size_t with_slack = padded(bytes) + kAlignment;
-  memory_ = allocate_shared_memory(device_, with_slack < bytes ? ~size_t{0} : with_slack);
+  try {
+    memory_ = allocate_shared_memory(device_, with_slack < bytes ? ~size_t{0} : with_slack);
+  } catch (const DeviceError& error) {
+    throw DeviceError(str_cat("workspace (scratch memory of a step): ", error.what()));
+  }
   capacity_ = padded(bytes);
 }
 

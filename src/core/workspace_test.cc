@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cadre/error.h"
+#include "support/expect_error.h"
 
 namespace cadre {
 namespace {
@@ -85,7 +86,8 @@ TEST(Workspace, CountsThatOverflowAreRefused) {
 TEST(Workspace, AReserveThatFailsLeavesAnEmptyWorkspace) {
   Workspace workspace({}, 1024);
   for (const size_t bytes : {SIZE_MAX, SIZE_MAX - 200, size_t{1} << 60}) {
-    EXPECT_THROW(workspace.reserve(bytes), DeviceError);
+    test::expect_error<DeviceError>([&] { workspace.reserve(bytes); },
+                                    {"workspace", "cpu memory", " bytes"});
     EXPECT_EQ(workspace.capacity(), 0u);
   }
   EXPECT_THROW(workspace.allocate(1), std::logic_error);
@@ -101,7 +103,9 @@ TEST(Workspace, ReserveWhileInUseIsAnInternalError) {
 
 TEST(Workspace, KnowsItsDevice) {
   EXPECT_EQ(Workspace().device(), Device());
-  EXPECT_THROW(Workspace({DeviceType::kCuda, 0}, 64), Unsupported);
+  constexpr Device kNotThere = {DeviceType::kCuda, 1000};
+  EXPECT_EQ(Workspace(kNotThere).device(), kNotThere);  // memory is taken when it is asked for
+  EXPECT_THROW(Workspace(kNotThere, 64), Error);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backends/cuda/device/check.h"
+#include "backends/cuda/device/cublas_lt.h"
 #include "backends/cuda/device/upload.h"
 #include "cadre/error.h"
 #include "core/str_cat.h"
@@ -110,6 +111,16 @@ class CudaRuntime final : public DeviceRuntime {
     DeviceMemory memory;
     CADRE_CUDA_CHECK(cudaMemGetInfo(&memory.free_bytes, &memory.total_bytes));
     return memory;
+  }
+  std::string kernels(int index) const override {
+    const DeviceProperties& p = at(index);
+    if (p.major == 9 && p.minor == 0) return "sm_90a";
+    return p.major >= 8 ? "portable" : "";
+  }
+  std::string products() const override {
+    const CublasLt* lib = find_cublas_lt();
+    return lib != nullptr ? str_cat("cuBLASLt ", lib->version, " (", lib->file, ")")
+                          : str_cat("own kernels (", why_no_cublas_lt(), ")");
   }
   int make_current(int index) override {
     int before = 0;

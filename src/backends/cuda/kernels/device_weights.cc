@@ -104,6 +104,11 @@ Support supports_plain(const ExpertsQuery& query) {
   } else if (query.device.index < 0 || query.device.index >= runtime.device_count()) {
     support.reasons.push_back(str_cat("this machine has no ", to_string(query.device), ", only ",
                                       runtime.device_count(), " GPUs"));
+  } else if (runtime.kernels(query.device.index).empty()) {
+    const DeviceProperties& p = properties_of(query.device.index);
+    support.reasons.push_back(str_cat("needs compute capability 8.0 or later, ",
+                                      to_string(query.device), " (", p.name, ") has ", p.major, ".",
+                                      p.minor));
   }
   if (is_quantized(query.format)) {
     support.reasons.push_back(

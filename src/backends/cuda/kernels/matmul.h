@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backends/cuda/device/cublas_lt.h"
 #include "backends/cuda/kernels/device_weights.h"
 #include "cadre/stream.h"
 #include "cadre/workspace.h"
@@ -39,12 +40,8 @@ void matmul(const Matmul& args, Workspace& workspace, const Stream& stream);
 /// Makes what matmul() needs on a device once (some milliseconds), so that no forward has to.
 void prepare_matmul(Device device);
 
-/// Empty when cuBLASLt was found; else why not ("no libcublasLt.so.13 ..."). Throws InvalidArgument
-/// when the environment variable CADRE_CUBLASLT names a file that cannot be used; "off" in it turns
-/// the library off.
-const std::string& why_no_cublas_lt();
-
-/// What products run on: "cuBLASLt 13.1.0", or "own GEMM".
+/// What products run on: "cuBLASLt 13.1.0", or "own GEMM" (why_no_cublas_lt() says why). Throws
+/// InvalidArgument when the environment variable CADRE_CUBLASLT names a file that cannot be used.
 std::string matmul_library();
 
 }  // namespace cadre::cuda

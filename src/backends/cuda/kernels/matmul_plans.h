@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "backends/cuda/kernels/cublas_lt.h"
+#include "backends/cuda/device/cublas_lt.h"
 #include "backends/cuda/kernels/matmul.h"
 
 namespace cadre::cuda {
