@@ -39,6 +39,13 @@ void DenseOps::linear_add(const TensorView& x, const LinearWeights& weights, Mut
   add(y, product, stream);
 }
 
+void DenseOps::add_rms_norm(MutableTensorView residual, const TensorView& x,
+                            const TensorView& weight, float eps, MutableTensorView out,
+                            const Stream& stream) {
+  add(residual, x, stream);
+  rms_norm(residual, weight, eps, out, stream);
+}
+
 size_t DenseOps::linear_add_workspace_bytes(int64_t num_tokens, int64_t n, int64_t k,
                                             DType compute_dtype, int num_threads) const {
   return Workspace::padded(static_cast<size_t>(num_tokens * n) * sizeof(float)) +

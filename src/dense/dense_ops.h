@@ -164,6 +164,11 @@ class DenseOps {
   /// y += x
   virtual void add(MutableTensorView y, const TensorView& x, const Stream& stream) = 0;
 
+  /// residual [num_tokens, width] f32 += x, then out = rms_norm(residual).
+  virtual void add_rms_norm(MutableTensorView residual, const TensorView& x,
+                            const TensorView& weight, float eps, MutableTensorView out,
+                            const Stream& stream);
+
   /// y += x * sigmoid(gate[t]) with gate [num_tokens, 1] f32
   virtual void add_sigmoid_gated(MutableTensorView y, const TensorView& x, const TensorView& gate,
                                  const Stream& stream) = 0;

@@ -25,7 +25,7 @@ size_t Decoder::workspace_bytes(int64_t max_tokens, int num_threads) const {
       block = std::max(block, std::get<MoeBlock>(layer.feed_forward).workspace_bytes(query));
     }
   }
-  return query.tensor(DType::kF32, hidden) + query.tensor(config_.compute_dtype, hidden) +
+  return query.tensor(DType::kF32, hidden) + 2 * query.tensor(config_.compute_dtype, hidden) +
          2 * query.tensor(DType::kF32, config_.rope.rotary_dim / 2) + block;
 }
 
@@ -64,13 +64,26 @@ void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& worksp
 void Decoder::run_layers(MutableTensorView residual, const ForwardContext& context) const {
   const Workspace::Scope scope(context.workspace);
   const MutableTensorView x = context.take(config_.compute_dtype, residual.shape());
+  const MutableTensorView routed = context.take(config_.compute_dtype, residual.shape());
+  TensorView pending;  // of the layer before; joins the residual where that is read next
   for (int64_t l = 0; l < num_layers(); ++l) {
     const DecoderLayer& layer = weights_.layers[static_cast<size_t>(l)];
-    ops_.rms_norm(residual, layer.input_norm, config_.norm_eps, x, context.stream);
+    if (pending) {
+      ops_.add_rms_norm(residual, pending, layer.input_norm, config_.norm_eps, x, context.stream);
+    } else {
+      ops_.rms_norm(residual, layer.input_norm, config_.norm_eps, x, context.stream);
+    }
     layer.attention.forward(x, residual, l, context);
     ops_.rms_norm(residual, layer.post_attention_norm, config_.norm_eps, x, context.stream);
+    pending = {};
     if (const auto* moe = std::get_if<MoeBlock>(&layer.feed_forward)) {
-      moe->forward(x, residual, l, context);
+      moe->run_experts(x, routed, l, context);
+      pending = routed;
+      if (moe->has_shared_expert()) {
+        ops_.add(residual, pending, context.stream);
+        moe->add_shared(x, residual, context);
+        pending = {};
+      }
     } else {
       const Workspace::Scope inner(context.workspace);
       const MutableTensorView out = context.take(DType::kF32, residual.shape());
@@ -78,6 +91,7 @@ void Decoder::run_layers(MutableTensorView residual, const ForwardContext& conte
       ops_.add(residual, out, context.stream);
     }
   }
+  if (pending) ops_.add(residual, pending, context.stream);
 }
 
 void Decoder::write_logits(const DecoderStep& step, const TensorView& residual,

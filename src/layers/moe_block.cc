@@ -15,16 +15,7 @@ size_t MoeBlock::workspace_bytes(const WorkspaceQuery& query) const {
     shared = query.tensor(DType::kF32, hidden) + query.tensor(DType::kF32, 1) +
              std::max(shared_expert_->mlp.workspace_bytes(query), query.linear(hidden));
   }
-  return query.tensor(query.compute_dtype, hidden) + std::max(routed, shared);
-}
-
-void MoeBlock::forward(const TensorView& x, MutableTensorView residual, int64_t layer,
-                       const ForwardContext& context) const {
-  const Workspace::Scope scope(context.workspace);
-  const MutableTensorView out = context.take(context.compute_dtype, x.shape());
-  run_experts(x, out, layer, context);
-  context.ops.add(residual, out, context.stream);
-  if (shared_expert_) add_shared(x, residual, context);
+  return std::max(routed, shared);
 }
 
 void MoeBlock::run_experts(const TensorView& x, MutableTensorView out, int64_t layer,

@@ -27,16 +27,15 @@ class MoeBlock {
   int64_t index() const { return index_; }  // in the group
 
   size_t workspace_bytes(const WorkspaceQuery& query) const;
-  /// residual += experts(x) + shared expert(x)
-  void forward(const TensorView& x, MutableTensorView residual, int64_t layer,
-               const ForwardContext& context) const;
-
- private:
+  /// out [num_tokens, hidden_size] in the compute dtype = routed experts(x)
   void run_experts(const TensorView& x, MutableTensorView out, int64_t layer,
                    const ForwardContext& context) const;
+  bool has_shared_expert() const { return shared_expert_.has_value(); }
+  /// residual += shared expert(x)
   void add_shared(const TensorView& x, MutableTensorView residual,
                   const ForwardContext& context) const;
 
+ private:
   Router router_;
   const ExpertsGroup* group_;
   int64_t index_;
