@@ -116,6 +116,19 @@ void multiply_packed_rest(const PackedBlock block, int k, bool single_row) {
   multiply_packed_step<kTwoRowTiles, 0, false>(tail, 0, {});
 }
 
+// h of 16 columns of a tile's rows; out: the tile's first element.
+template <GateKind kKind>
+void gate_tile(const GateArgs& args, int column, const float* gate, const float* up, int rows,
+               uint16_t* out) {
+  const Floats gate_bias = load<Floats>(args.gate_bias + column);
+  const Floats up_bias = load<Floats>(args.up_bias + column);
+  for (int r = 0; r < rows; ++r) {
+    const Floats h = gated<kKind>(args, load<Floats>(gate + r * 16) + gate_bias,
+                                  load<Floats>(up + r * 16) + up_bias);
+    store_rounded<Element::kBF16>(out + r * kTileK + column, h);
+  }
+}
+
 class PackedProduct {
  public:
   explicit PackedProduct(const PackedArgs& args)
@@ -140,6 +153,7 @@ class PackedProduct {
       }
     }
     pending_.finish();
+    if (args_.gate != nullptr) return write_gated();
     for (int block = 0; block < num_blocks_; ++block) write(block);
   }
 
@@ -217,9 +231,37 @@ class PackedProduct {
       const int first = tile * height_;
       const int count = args_.num_rows - first < height_ ? args_.num_rows - first : height_;
       for (int r = 0; r < count; ++r) {
-        store(args_.acc + (first + r) * kPanelColumns + column, load<Floats>(sums + r * 16));
+        const Floats sum = load<Floats>(sums + r * 16);
+        if (args_.finish == nullptr) {
+          store(args_.acc + (first + r) * kPanelColumns + column, sum);
+        } else if (column < args_.finish->columns) {
+          finish_vector<Element::kF32>(*args_.finish, first + r, column, sum);
+        }
       }
     }
+  }
+
+  // The sums of 16 columns for a tile of rows.
+  const float* sums_of(int tile, int column) const {
+    const bool two = tile / 2 * 2 + 1 < tiles_;
+    const int block = two ? tile / 2 * 2 + column / 32 : tile;
+    const int part = two ? tile % 2 * 2 + column / 16 % 2 : column / 16;
+    return args_.sums + block * kBlockFloats + part * kTileFloats;
+  }
+
+  // h of the panel's columns, rows by tile as tile_rows arranges them.
+  void write_gated() const {
+    with_gate_kind(args_.gate->kind, [&]<GateKind kKind>() {
+      for (int tile = 0; tile < tiles_; ++tile) {
+        const int left = args_.num_rows - tile * height_;
+        const int count = left < height_ ? left : height_;
+        for (int column = 0; column < 32; column += 16) {
+          gate_tile<kKind>(*args_.gate, column, sums_of(tile, column), sums_of(tile, 32 + column),
+                           count,
+                           static_cast<uint16_t*>(args_.gate->out) + tile * kTileRows * kTileK);
+        }
+      }
+    });
   }
 
   const PackedArgs& args_;

@@ -241,11 +241,11 @@ PanelPart ExpertsCall::down_part(const RowBlock& block, ColumnRange range, int64
           kPanelColumns};
 }
 
-// Whether products of so many rows end with the gate function themselves: it then works on whole
-// tiles, padding and all.
+// Whether products of so many rows end with the gate function themselves: in place it then works on
+// whole tiles, padding and all.
 bool ExpertsCall::gates_in_product(int rows) const {
-  return reads_where_they_lie() && config_.has_gate && rows >= 16 &&
-         row_tiles(rows) * 16 * 2 <= rows * 3;
+  if (!arrange_ || !config_.has_gate) return false;
+  return weights_.packed || (rows >= 16 && row_tiles(rows) * 16 * 2 <= rows * 3);
 }
 
 void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
@@ -328,7 +328,7 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const Pan
   read_bias(weights_, weights_.down_bias, block.expert, first, columns, bias);
   const FinishArgs finish{scratch.acc, count, columns, bias, scales, Element::kF32, out};
   PanelEnd end;
-  if (reads_where_they_lie()) end.finish = &finish;
+  if (arrange_) end.finish = &finish;
   panel_product(kernels_, {rows, count, compute_, arrange_ ? h_of(block) : nullptr, &block.end},
                 config_.intermediate_size, parts, scratch, end);
   if (end.finish == nullptr) kernels_.finish(finish);

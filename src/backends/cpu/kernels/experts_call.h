@@ -81,7 +81,6 @@ class ExpertsCall {
                      const PanelScratch& scratch) const;
   void down_panel(const RowBlock& block, ColumnRange range, const PanelParts& parts,
                   const PanelScratch& scratch) const;
-  bool reads_where_they_lie() const { return arrange_ != nullptr && !weights_.packed; }
   bool gates_in_product(int rows) const;
   GateArgs gate_args(const RowBlock& block, int64_t first, int columns, float* gate_bias,
                      float* up_bias) const;

@@ -169,6 +169,9 @@ struct PackedArgs {
   int num_rows;
   float* sums;  // scratch: [kSumFloats]
   float* acc;   // [num_rows, kPanelColumns]
+  // As in InPlaceArgs; out is a step of kStepK columns as tile arranges it.
+  const GateArgs* gate = nullptr;
+  const FinishArgs* finish = nullptr;
 };
 
 /// Columns of a matrix: element (n, k) at data + n * row_stride + k * col_stride elements, any

@@ -154,7 +154,7 @@ void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
   CADRE_DCHECK(rows.count <= kMaxBlockRows);
   if (rows.arranged != nullptr && parts.packed != nullptr) {
     return kernels.multiply_packed({parts.packed, parts.next_packed, k, rows.arranged, rows.count,
-                                    scratch.wide_rows, scratch.acc});
+                                    scratch.wide_rows, scratch.acc, end.gate, end.finish});
   }
   if (rows.arranged != nullptr) {
     return multiply_where_they_lie(kernels, rows, k, parts, scratch, end);

@@ -92,7 +92,7 @@ struct RowSet {
   const void* identity = nullptr;
 };
 
-/// What comes after a product, done on the way where the product can (InPlaceArgs); one of the two.
+/// What comes after a product, done on the way (InPlaceArgs, PackedArgs); one of the two.
 struct PanelEnd {
   const GateArgs* gate = nullptr;
   const FinishArgs* finish = nullptr;
@@ -109,8 +109,8 @@ constexpr int64_t arranged_bytes(int64_t count, int64_t k) {
 
 /// scratch.acc[r][column] = row r . column, for all columns of the parts. With rows.arranged the
 /// weights are read directly, packed (rows as KernelTable::tile puts them) or where they lie (as
-/// pair does; reads_in_place must hold for every part). `end` is for weights read where they lie
-/// only; acc is not written then.
+/// pair does; reads_in_place must hold for every part). `end` is for rows.arranged only;
+/// acc is not written then.
 void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                    const PanelParts& parts, const PanelScratch& scratch, PanelEnd end = {});
 
