@@ -1,9 +1,10 @@
 #include "conformance/checker.h"
 
 #include <cmath>
-#include <cstring>
 #include <optional>
 
+#include "conformance/device_under_test.h"
+#include "conformance/placed_call.h"
 #include "core/str_cat.h"
 #include "support/compare.h"
 
@@ -12,24 +13,17 @@ namespace cadre::test {
 std::vector<BackendEntry> runnable_backends() {
   std::vector<BackendEntry> runnable;
   for (const BackendEntry& entry : list_backends()) {
-    if (entry.backend != nullptr && entry.device == DeviceType::kCpu) runnable.push_back(entry);
+    if (entry.backend != nullptr && entry.device == device_under_test().type) {
+      runnable.push_back(entry);
+    }
   }
   return runnable;
 }
 
 std::vector<double> run_backend(ExpertsBackend& backend, const ExpertsQuery& query,
                                 const std::shared_ptr<const ExpertsWeights>& weights,
-                                const RoutedTokens& tokens, ThreadPool& pool) {
-  const auto prepared = backend.prepare(query, weights);
-  const size_t bytes =
-      backend.workspace_bytes(query, tokens.hidden_states.dim(0), pool.num_threads());
-  Workspace workspace(query.device, bytes);
-  {
-    const Workspace::Scope scope(workspace);
-    if (bytes != 0) std::memset(workspace.allocate(bytes), 0xff, bytes);
-  }
-  backend.forward(*prepared, tokens, workspace, Stream::cpu(pool));
-  return to_doubles(tokens.output);
+                                const RoutedTokens& tokens, const Stream& stream) {
+  return PlacedCall(backend, query, weights, tokens, stream).run();
 }
 
 std::vector<double> reference_of(const ExpertsCase& c) {
@@ -47,13 +41,13 @@ std::vector<double> reference_of(const ExpertsCase& c) {
 }
 
 std::string check_against(const std::vector<double>& reference, ExpertsBackend& backend,
-                          ExpertsCase& c, ThreadPool& pool) {
-  const ExpertsQuery query = c.query();
+                          const ExpertsCase& c, const Stream& stream) {
+  ExpertsQuery query = c.query();
+  query.device = stream.device;
   if (const Support support = backend.supports(query); !support) {
     return str_cat("refused: ", to_string(support), "; ", describe(c.params()));
   }
-  c.poison_output();
-  const std::vector<double> out = run_backend(backend, query, c.weights(), c.tokens(), pool);
+  const std::vector<double> out = run_backend(backend, query, c.weights(), c.tokens(), stream);
   const double bound = stated_bound(query.compute_dtype, query.format);
   const double error = relative_error(out, reference);
   if (error <= bound) return "";

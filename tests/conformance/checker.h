@@ -6,19 +6,18 @@
 #include <vector>
 
 #include "cadre/experts.h"
-#include "cadre/thread_pool.h"
 #include "conformance/experts_case.h"
 
 namespace cadre::test {
 
-/// The backends that this build can run, with the name of each.
+/// The backends that this build can run on the device under test, with the name of each.
 std::vector<BackendEntry> runnable_backends();
 
-/// Runs `tokens` with exactly the workspace the backend asked for, filled with NaN. Returns the
-/// output in row-major order.
+/// Runs `tokens`, which lie on the host, on the stream's device: with exactly the workspace the
+/// backend asked for, it and the output filled with NaN. Returns the output in row-major order.
 std::vector<double> run_backend(ExpertsBackend& backend, const ExpertsQuery& query,
                                 const std::shared_ptr<const ExpertsWeights>& weights,
-                                const RoutedTokens& tokens, ThreadPool& pool);
+                                const RoutedTokens& tokens, const Stream& stream);
 
 /// The float64 reference of the whole case. Weights wider than the compute dtype enter it rounded,
 /// as the recipe says.
@@ -27,6 +26,6 @@ std::vector<double> reference_of(const ExpertsCase& c);
 /// Empty when the backend's output lies within stated_bound of `reference` and everything was
 /// written; otherwise what is wrong, the worst element and the case.
 std::string check_against(const std::vector<double>& reference, ExpertsBackend& backend,
-                          ExpertsCase& c, ThreadPool& pool);
+                          const ExpertsCase& c, const Stream& stream);
 
 }  // namespace cadre::test

@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "cadre/thread_pool.h"
+
 namespace cadre::test {
 namespace {
 
@@ -60,7 +62,7 @@ std::string verdict(Fault fault) {
   ExpertsCase c(params);
   ThreadPool pool(2);
   FaultyBackend backend(fault);
-  return check_against(reference_of(c), backend, c, pool);
+  return check_against(reference_of(c), backend, c, Stream::cpu(pool));
 }
 
 TEST(Checker, PassesASoundBackend) { EXPECT_EQ(verdict(Fault::kNone), ""); }
@@ -89,8 +91,9 @@ TEST(Checker, ReportsARefusal) {
     Refusing() : FaultyBackend(Fault::kNone) {}
     Support supports(const ExpertsQuery&) const override { return {{"needs three experts"}}; }
   } backend;
-  EXPECT_NE(check_against(reference_of(c), backend, c, pool).find("needs three experts"),
-            std::string::npos);
+  EXPECT_NE(
+      check_against(reference_of(c), backend, c, Stream::cpu(pool)).find("needs three experts"),
+      std::string::npos);
 }
 
 TEST(Checker, RunsOnABackendRegisteredAtRunTime) {

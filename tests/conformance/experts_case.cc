@@ -228,14 +228,6 @@ RoutedTokens ExpertsCase::slice(int64_t begin, int64_t end) const {
           tokens_.top_k_weights.slice(begin, end), tokens_.output.slice(begin, end)};
 }
 
-void ExpertsCase::poison_output() {
-  const MutableTensorView& out = tokens_.output;
-  for (int64_t t = 0; t < out.dim(0); ++t) {
-    std::memset(static_cast<char*>(out.mutable_data()) + bytes_for(out.dtype(), t * out.stride(0)),
-                0xff, bytes_for(out.dtype(), out.dim(1)));
-  }
-}
-
 void ExpertsCase::set_hidden(int64_t token, int64_t column, float value) {
   const TensorView& x = tokens_.hidden_states;
   char* data = static_cast<char*>(const_cast<void*>(x.data()));

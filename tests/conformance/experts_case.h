@@ -58,7 +58,6 @@ class ExpertsCase {
   RoutedTokens tokens() const { return tokens_; }
   /// The same call for tokens [begin, end) with their own output.
   RoutedTokens slice(int64_t begin, int64_t end) const;
-  void poison_output();
 
   void set_hidden(int64_t token, int64_t column, float value);
   void set_id(int64_t token, int64_t slot, int64_t id);

@@ -5,14 +5,31 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cadre/float16.h"
 #include "conformance/checker.h"
+#include "conformance/device_under_test.h"
 #include "io/safetensors.h"
 #include "support/compare.h"
 
 namespace cadre::test {
 namespace {
+
+// A tensor's values rounded to another dtype.
+Tensor converted(const TensorView& from, DType dtype) {
+  Tensor to(dtype, from.shape());
+  const std::vector<double> values = to_doubles(from);
+  for (size_t i = 0; i < values.size(); ++i) {
+    write_element(static_cast<char*>(to->mutable_data()) + i * size_of(dtype), dtype, values[i]);
+  }
+  return to;
+}
+
+struct Owner {
+  std::shared_ptr<const void> file;
+  std::vector<Tensor> converted;
+};
 
 struct Fixture {
   SafetensorsFile file;
@@ -37,16 +54,22 @@ struct Fixture {
 
   TensorView tensor(const std::string& name) const { return file.tensor(name); }
 
-  std::shared_ptr<const ExpertsWeights> weights() const {
+  /// As stored; with a dtype, converted to it as the loader does for GPUs.
+  std::shared_ptr<const ExpertsWeights> weights(std::optional<DType> dtype = {}) const {
     FusedExperts fused;
+    auto owner = std::make_shared<Owner>(Owner{file.owner(), {}});
+    const auto matrix = [&](const std::string& name) -> TensorView {
+      if (!dtype) return tensor(name);
+      return owner->converted.emplace_back(converted(tensor(name), *dtype)).view();
+    };
     const std::string up = config.has_gate ? "gate_up_proj" : "up_proj";
-    fused.gate_up_proj = tensor(up);
-    fused.down_proj = tensor("down_proj");
+    fused.gate_up_proj = matrix(up);
+    fused.down_proj = matrix("down_proj");
     if (config.has_bias) {
       fused.gate_up_proj_bias = tensor(up + "_bias");
       fused.down_proj_bias = tensor("down_proj_bias");
     }
-    return std::make_shared<ExpertsWeights>(make_experts_weights(config, fused, file.owner()));
+    return std::make_shared<ExpertsWeights>(make_experts_weights(config, fused, owner));
   }
 
   RoutedTokens tokens(const MutableTensorView& hidden) const {
@@ -63,19 +86,11 @@ std::vector<std::filesystem::path> fixture_paths() {
   return paths;
 }
 
-// A tensor's values rounded to another dtype.
-Tensor converted(const TensorView& from, DType dtype) {
-  Tensor to(dtype, from.shape());
-  const std::vector<double> values = to_doubles(from);
-  for (size_t i = 0; i < values.size(); ++i) {
-    write_element(static_cast<char*>(to->mutable_data()) + i * size_of(dtype), dtype, values[i]);
-  }
-  return to;
-}
+class Fixtures : public DeviceTest {};
 
-TEST(Fixtures, AreAllThere) { EXPECT_EQ(fixture_paths().size(), 20u); }
+TEST_F(Fixtures, AreAllThere) { EXPECT_EQ(fixture_paths().size(), 20u); }
 
-TEST(Fixtures, TheReferenceAgreesWithTransformers) {
+TEST_F(Fixtures, TheReferenceAgreesWithTransformers) {
   for (const auto& path : fixture_paths()) {
     const Fixture fixture(path);
     const TensorView hidden = fixture.tensor("hidden_states");
@@ -86,14 +101,14 @@ TEST(Fixtures, TheReferenceAgreesWithTransformers) {
   }
 }
 
-TEST(Fixtures, EveryBackendAgreesWithTransformersInEveryComputeDtype) {
-  ThreadPool pool(1);
+TEST_F(Fixtures, EveryBackendAgreesWithTransformersInEveryComputeDtype) {
   for (const auto& path : fixture_paths()) {
     const Fixture fixture(path);
-    const auto weights = fixture.weights();
     const auto expected = to_doubles(fixture.tensor("output"));
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       const Tensor hidden = converted(fixture.tensor("hidden_states"), dtype);
+      const auto weights =
+          fixture.weights(is_gpu_under_test() ? std::optional(dtype) : std::nullopt);
       ExpertsQuery query;
       query.config = fixture.config;
       query.compute_dtype = dtype;
@@ -102,7 +117,7 @@ TEST(Fixtures, EveryBackendAgreesWithTransformersInEveryComputeDtype) {
         RoutedTokens tokens = fixture.tokens(hidden);
         const Tensor output(dtype, hidden->shape());
         tokens.output = output;
-        const auto out = run_backend(*entry.backend, query, weights, tokens, pool);
+        const auto out = run_backend(*entry.backend, query, weights, tokens, test_stream(1));
         EXPECT_LE(relative_error(out, expected), stated_bound(dtype, query.format))
             << path << " " << entry.name << " " << name_of(dtype);
       }

@@ -4,21 +4,22 @@
 #include <gtest/gtest.h>
 
 #include "conformance/checker.h"
+#include "conformance/device_under_test.h"
 
 namespace cadre::test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-class Grid : public testing::Test {
+class Grid : public DeviceTest {
  protected:
   void check(const CaseParams& params) {
-    ExpertsCase c(params);
+    ExpertsCase c(for_device_under_test(params));
     const std::vector<double> reference = reference_of(c);
     for (const BackendEntry& entry : runnable_backends()) {
-      // Threads change no bit (invariance_test.cc), and joins are slow on a busy machine.
-      ThreadPool& pool = num_cases_ % 8 == 0 ? three_ : one_;
-      EXPECT_EQ(check_against(reference, *entry.backend, c, pool), "") << entry.name;
+      // Threads change no bit (cpu_bits_test.cc), and joins are slow on a busy machine.
+      const Stream& stream = test_stream(num_cases_ % 8 == 0 ? 3 : 1);
+      EXPECT_EQ(check_against(reference, *entry.backend, c, stream), "") << entry.name;
     }
     ++num_cases_;
     ++params_.seed;
@@ -35,8 +36,6 @@ class Grid : public testing::Test {
     }
   }
 
-  ThreadPool one_{1};
-  ThreadPool three_{3};
   int num_cases_ = 0;
   CaseParams params_;
 };
@@ -104,6 +103,7 @@ TEST_F(Grid, Routings) {
 TEST_F(Grid, LayoutsOfWeights) {
   for (int flags = 0; flags < 32; ++flags) {
     for (const DType stored : kDTypes) {
+      if (is_gpu_under_test() && stored != kDTypes[0]) continue;  // stored in the compute dtype
       check_all_dtypes([&](CaseParams& p) {
         p.stored_dtype = stored;
         p.config.has_gate = (flags & 1) != 0;

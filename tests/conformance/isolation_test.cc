@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "conformance/checker.h"
+#include "conformance/device_under_test.h"
 
 namespace cadre::test {
 namespace {
@@ -20,19 +21,17 @@ void for_each_backend(CaseParams params, Body body) {
     params.compute_dtype = dtype;
     for (const BackendEntry& entry : runnable_backends()) {
       SCOPED_TRACE(entry.name + " " + std::string(name_of(dtype)));
-      ExpertsCase c(params);
+      ExpertsCase c(for_device_under_test(params));
       body(c, *entry.backend);
     }
   }
 }
 
-class Isolation : public testing::Test {
+class Isolation : public DeviceTest {
  protected:
   std::vector<double> run(ExpertsCase& c, ExpertsBackend& backend) {
-    c.poison_output();
-    return run_backend(backend, c.query(), c.weights(), c.tokens(), pool_);
+    return run_backend(backend, c.query(), c.weights(), c.tokens(), test_stream());
   }
-  ThreadPool pool_{2};
 };
 
 TEST_F(Isolation, NaNOrInfOfOneTokenNeverReachesAnother) {
@@ -97,7 +96,7 @@ TEST_F(Isolation, AGateFarBelowTheLimitIsNotClamped) {
   params.config.swiglu_limit = 0.5f;
   params.scale = 30;
   for_each_backend(params, [&](ExpertsCase& c, ExpertsBackend& backend) {
-    EXPECT_EQ(check_against(reference_of(c), backend, c, pool_), "");
+    EXPECT_EQ(check_against(reference_of(c), backend, c, test_stream()), "");
   });
 }
 
