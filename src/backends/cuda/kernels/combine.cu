@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(256, kSlotsAtOnce <= 4 ? 6 : 4) combine_rows(R
   const int64_t token = blockIdx.x / rows.blocks_per_token;
   const unsigned block = blockIdx.x % rows.blocks_per_token;
   const int64_t column = (static_cast<int64_t>(block) * blockDim.x + threadIdx.x) * kWide;
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   if (column >= rows.hidden_size) return;
   float sum[kWide] = {};
   const int32_t* row_of_slot = rows.row_of_pair + token * rows.top_k;

@@ -333,8 +333,8 @@ __global__ void __launch_bounds__(Shape<T, kRows, kDual>::kThreads)
   constexpr int kThreads = S::kThreads;
   constexpr int kValues = 16 / static_cast<int>(sizeof(T));
   const PortableGemm& gemm = problem.gemm;
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   Tile tile;
   if (!find_tile<kRows, S::kColumns>(gemm, tile)) return;
 

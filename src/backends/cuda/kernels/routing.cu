@@ -213,15 +213,15 @@ struct Shared {
 // ---- kernels -----------------------------------------------------------------------------------
 
 template <typename Id>
-__global__ void __launch_bounds__(kMaxWarps * 32)
+__global__ void __launch_bounds__(kMaxWarps * 32, 1)
     plan_in_one_block(Ids<Id> ids, int rounds, RoutingPlan plan) {
   const Shared shared(ids.num_experts);
   __shared__ int scratch[32];
   const int num_warps = blockDim.x / 32;
   zero_counts(shared.counts, num_warps, ids.num_experts);
   for (int e = threadIdx.x; e < ids.num_experts; e += blockDim.x) shared.rows[e] = 0;
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   __syncthreads();
   Chunk chunk;
   chunk.rank_pairs(ids, 0, ids.num_pairs, rounds, shared.counts);
@@ -249,11 +249,11 @@ struct TileCounts {
 };
 
 template <typename Id>
-__global__ void __launch_bounds__(kMaxWarps * 32) count_tiles(Ids<Id> ids, TileCounts tiles) {
+__global__ void __launch_bounds__(kMaxWarps * 32, 1) count_tiles(Ids<Id> ids, TileCounts tiles) {
   extern __shared__ int histogram[];
   for (int e = threadIdx.x; e < ids.num_experts; e += blockDim.x) histogram[e] = 0;
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   __syncthreads();
   uint32_t begin, end;
   tiles.range(ids, begin, end);
@@ -327,7 +327,7 @@ __device__ void sum_over_tiles(const TileCounts& tiles, int num_experts, int lan
 }
 
 template <typename Id>
-__global__ void __launch_bounds__(kMaxWarps * 32)
+__global__ void __launch_bounds__(kMaxWarps * 32, 1)
     scatter_tiles(Ids<Id> ids, TileCounts tiles, int lanes, RoutingPlan plan) {
   const Shared shared(ids.num_experts);
   __shared__ int scratch[32];
@@ -340,8 +340,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
   // The kernel before lets this one start after it has seen the ids: they may be read already.
   Chunk chunk;
   chunk.rank_pairs(ids, begin, end, kMaxRounds, shared.counts);
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const int vectors = tiles.num_tiles / (4 * lanes);  // a power of two
   if (vectors >= 8) {
     sum_over_tiles<8>(tiles, ids.num_experts, lanes, shared.rows, shared.totals);
