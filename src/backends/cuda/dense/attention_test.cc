@@ -196,7 +196,9 @@ TEST_F(GpuAttention, ScoresOfAnyMagnitude) {
       const auto got = values(out_.view());
       for (size_t d = 0; d < 8; ++d) {
         EXPECT_TRUE(std::isfinite(got[d]));
-        if (magnitude > 1) EXPECT_NEAR(got[d], wide_values_[40 * 8 + d], 1e-6) << magnitude;
+        if (magnitude > 1) {
+          EXPECT_NEAR(got[d], wide_values_[40 * 8 + d], 1e-6) << magnitude;
+        }
       }
     }
   }

@@ -226,9 +226,161 @@ void bench_small(Bench& bench) {
   }
 }
 
+// A step of `tokens_each` new tokens for each sequence, behind `past` old ones.
+struct Step {
+  Step(Bench& bench, int64_t sequences, int64_t tokens_each, int64_t past) {
+    std::vector<int32_t> slot_of, position_of, span_of;
+    for (int64_t s = 0; s < sequences; ++s) {
+      spans.push_back({s, s * tokens_each, tokens_each, past});
+      for (const int64_t x : {s, s * tokens_each, tokens_each, past}) {
+        span_of.push_back(static_cast<int32_t>(x));
+      }
+      for (int64_t t = 0; t < tokens_each; ++t) {
+        slot_of.push_back(static_cast<int32_t>(s));
+        position_of.push_back(static_cast<int32_t>(past + t));
+      }
+    }
+    const int64_t rows = sequences * tokens_each;
+    slots = bench.integers(slot_of, {rows});
+    positions = bench.integers(position_of, {rows});
+    device_spans = bench.integers(span_of, {sequences, 4});
+  }
+  StepTokens tokens() const { return {spans, slots.view(), positions.view(), device_spans.view()}; }
+
+  std::vector<SequenceSpan> spans;
+  Tensor slots;
+  Tensor positions;
+  Tensor device_spans;
+};
+
+void bench_attention(Bench& bench) {
+  constexpr int64_t kHeads = 32;
+  constexpr int64_t kKvHeads = 4;
+  constexpr int64_t kDim = 128;
+  for (const auto& [sequences, each, past] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 128},
+                                              {1, 1, 1023},
+                                              {1, 1, 4095},
+                                              {1, 1, 32767},
+                                              {8, 1, 1023},
+                                              {8, 1, 4095},
+                                              {64, 1, 1023},
+                                              {64, 1, 4095},
+                                              {1, 16, 4080},
+                                              {1, 128, 0},
+                                              {1, 512, 0},
+                                              {1, 1024, 0},
+                                              {1, 4096, 0},
+                                              {4, 1024, 0},
+                                              {1, 16384, 0},
+                                              {1, 1024, 15360}}) {
+    const int64_t rows = sequences * each;
+    const Step step(bench, sequences, each, past);
+    const int64_t max_tokens = past + each + 64;
+    const Tensor q = bench.random(DType::kBF16, {rows, kHeads, kDim});
+    const Tensor out(DType::kBF16, {rows, kHeads, kDim}, kGpu);
+    const double bytes = static_cast<double>(sequences * kKvHeads * (past + each) * kDim * 4);
+    const int sets = each > 1 ? 1 : static_cast<int>(std::clamp(150e6 / bytes, 1.0, 24.0));
+    std::vector<Tensor> keys, values;
+    for (int i = 0; i < sets; ++i) {
+      keys.push_back(bench.random(DType::kBF16, {sequences, kKvHeads, max_tokens, kDim}));
+      values.push_back(bench.random(DType::kBF16, {sequences, kKvHeads, max_tokens, kDim}));
+    }
+    const double us = bench.us(std::max(sets, 3), [&](int i) {
+      const auto set = static_cast<size_t>(i % sets);
+      bench.ops().attention(
+          {q.view(), keys[set].view(), values[set].view(), step.tokens(), 0.0883883f, 0, out},
+          bench.workspace(), bench.stream());
+    });
+    const double pairs = static_cast<double>(rows) *
+                         (static_cast<double>(past) + (static_cast<double>(each) + 1) / 2);
+    std::printf(
+        "attention n=%-3ld T=%-6ld past=%-6ld %9.2f us  %7.1f GB/s of the cache  %6.1f TFLOP/s\n",
+        static_cast<long>(sequences), static_cast<long>(each), static_cast<long>(past), us,
+        bytes / us * 1e-3, pairs * 4 * kHeads * kDim / us * 1e-6);
+  }
+}
+
+// The dense part of one layer of a decode step: what runs around the experts.
+void bench_layer(Bench& bench, double read_bytes_per_s) {
+  constexpr int64_t kHidden = 2048;
+  constexpr int kLayers = 12;
+  struct Layer {
+    Tensor q, k, v, o, router, norm, head_norm, keys, values;
+  };
+  for (const int64_t rows : {1, 8, 32, 64}) {
+    std::vector<Layer> layers;
+    for (int i = 0; i < kLayers; ++i) {
+      layers.push_back({bench.random(DType::kBF16, {4096, kHidden}, 0.02f),
+                        bench.random(DType::kBF16, {512, kHidden}, 0.02f),
+                        bench.random(DType::kBF16, {512, kHidden}, 0.02f),
+                        bench.random(DType::kBF16, {kHidden, 4096}, 0.02f),
+                        bench.random(DType::kBF16, {128, kHidden}, 0.02f),
+                        bench.random(DType::kBF16, {kHidden}), bench.random(DType::kBF16, {128}),
+                        bench.random(DType::kBF16, {rows, 4, 1024, 128}),
+                        bench.random(DType::kBF16, {rows, 4, 1024, 128})});
+    }
+    const Step step(bench, rows, 1, 500);
+    const Tensor residual = bench.random(DType::kF32, {rows, kHidden});
+    const Tensor x(DType::kBF16, {rows, kHidden}, kGpu);
+    const Tensor q(DType::kBF16, {rows, 32, 128}, kGpu);
+    const Tensor k(DType::kBF16, {rows, 4, 128}, kGpu);
+    const Tensor v(DType::kBF16, {rows, 4, 128}, kGpu);
+    const Tensor mixed(DType::kBF16, {rows, 32, 128}, kGpu);
+    const Tensor logits(DType::kF32, {rows, 128}, kGpu);
+    const Tensor ids(DType::kI32, {rows, 8}, kGpu);
+    const Tensor weights(DType::kF32, {rows, 8}, kGpu);
+    const Tensor angles = bench.random(DType::kF32, {rows, 64});
+    DenseOps& ops = bench.ops();
+    const auto run = [&](int i, int parts) {
+      const Layer& l = layers[static_cast<size_t>(i)];
+      const Stream& s = bench.stream();
+      const LinearWeights wq{l.q.view(), {}}, wk{l.k.view(), {}}, wv{l.v.view(), {}};
+      const LinearWeights* const all[] = {&wq, &wk, &wv};
+      const MutableTensorView outs[] = {q->reshape({rows, 4096}), k->reshape({rows, 512}),
+                                        v->reshape({rows, 512})};
+      if (parts & 1) ops.rms_norm(residual.view(), l.norm.view(), 1e-6f, x, s);
+      if (parts & 2) ops.linear_group(x.view(), all, outs, bench.workspace(), s);
+      if (parts & 4) {
+        ops.finish_qkv({q,
+                        k,
+                        v,
+                        QkNorm::kPerHead,
+                        l.head_norm.view(),
+                        l.head_norm.view(),
+                        1e-6f,
+                        {},
+                        angles.view(),
+                        angles.view(),
+                        step.tokens(),
+                        l.keys,
+                        l.values},
+                       s);
+      }
+      if (parts & 8) {
+        ops.attention(
+            {q.view(), l.keys.view(), l.values.view(), step.tokens(), 0.0883883f, 0, mixed},
+            bench.workspace(), s);
+      }
+      if (parts & 16) {
+        ops.linear_add(mixed->reshape({rows, 4096}), {l.o.view(), {}}, residual, bench.workspace(),
+                       s);
+      }
+      if (parts & 32) ops.rms_norm(residual.view(), l.norm.view(), 1e-6f, x, s);
+      if (parts & 64) ops.linear(x.view(), {l.router.view(), {}}, logits, bench.workspace(), s);
+      if (parts & 128) ops.route(logits.view(), {}, {}, ids, weights, bench.workspace(), s);
+    };
+    const double floor = 38.3e6 / read_bytes_per_s * 1e6;
+    for (const int parts : {255, 254, 253, 251, 247, 239, 223, 191, 127, 18}) {
+      const double us = bench.us(kLayers, [&](int i) { run(i, parts); });
+      std::printf("layer T=%-3ld parts %3d %8.2f us, weights alone %5.2f us\n",
+                  static_cast<long>(rows), parts, us, floor);
+    }
+  }
+}
+
 }  // namespace
 
-// Arguments: what to time (linear, small), all when none.
+// Arguments: what to time (linear, small, attention, layer), all when none.
 int main(int argc, char** argv) {
   const auto wants = [&](std::string_view what) {
     return argc < 2 || std::find(argv + 1, argv + argc, what) != argv + argc;
@@ -241,5 +393,7 @@ int main(int argc, char** argv) {
     bench_linear(bench, read, DType::kF32);
   }
   if (wants("small")) bench_small(bench);
+  if (wants("attention")) bench_attention(bench);
+  if (wants("layer")) bench_layer(bench, read);
   return 0;
 }
