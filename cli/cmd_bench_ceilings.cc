@@ -119,12 +119,13 @@ std::string to_text(const std::vector<CeilingsRow>& rows) {
 
 int run_command(const BenchOptions& options, const CommonOptions& common) {
   const Device device = common.load.device;
-  ceilings_of(device.type);  // refuses the device before anything is measured
+  require_device(device);
   const int most = common.load.num_threads == 0 ? default_num_threads() : common.load.num_threads;
   Progress progress(ProgressTerminal::standard_error(common.quiet), "thread counts");
   std::vector<CeilingsRow> rows;
   const InterruptGuard guard;
-  for (int threads = 1; threads <= most && interrupt_signal() == 0; ++threads) {
+  const int first = device.type == DeviceType::kCpu ? 1 : most;  // a GPU's ceilings have no threads
+  for (int threads = first; threads <= most && interrupt_signal() == 0; ++threads) {
     progress.update("measuring", threads - 1, most);
     CeilingsRow row = measure(options, device, threads);
     if (interrupt_signal() != 0) break;

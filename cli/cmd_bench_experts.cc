@@ -64,7 +64,7 @@ ExpertsQuery query_of(const NamedShape& shape, const CommandOptions& options,
 
 void check_options(const CommandOptions& options, const CommonOptions& common) {
   require_writable(options.report, "--report");
-  ceilings_of(common.load.device.type);
+  require_device(common.load.device);
   if (is_quantized(options.format)) {
     throw Unsupported(str_cat("--format ", options.format,
                               ": quantised experts are not part of this build yet; use bf16, f32 "

@@ -6,6 +6,7 @@
 
 #include "cadre/thread_pool.h"
 #include "cadre/version.h"
+#include "core/device_runtime.h"
 #include "core/str_cat.h"
 #include "dense/dense_ops.h"
 
@@ -17,6 +18,11 @@ constexpr int64_t kPartBytes = int64_t{128} << 20;  // some milliseconds of a CP
 constexpr int kTrials = 7;                          // of each way of reading
 
 }  // namespace
+
+void require_device(Device device) {
+  ceilings_of(device.type);
+  if (device.type != DeviceType::kCpu) device_runtime(device);
+}
 
 Machine describe_machine(DeviceType device, int num_threads) {
   return {build_commit(), ceilings_of(device).processor(),

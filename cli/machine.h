@@ -26,6 +26,10 @@ struct Machine {
   int num_threads = 0;
 };
 
+/// Throws Unsupported when the build has nothing for this kind of device, DeviceError when it
+/// cannot be used here.
+void require_device(Device device);
+
 Machine describe_machine(DeviceType device, int num_threads);
 /// Adds commit, cpu, isa and threads.
 void add_machine(Json& row, const Machine& machine);

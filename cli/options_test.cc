@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "core/device_runtime.h"
 
 namespace cadre::cli {
 namespace {
@@ -122,6 +126,30 @@ TEST(Options, TheVariableChoosesTheExpertsUnlessTheOptionDoes) {
   setenv("CADRE_EXPERTS_IMPLEMENTATION", "", 1);
   EXPECT_TRUE(chosen_experts(parse({})).empty());
   unsetenv("CADRE_EXPERTS_IMPLEMENTATION");
+}
+
+// Without the variable the answer is the machine's: checked only for being one of the two.
+TEST(Options, TheVariableChoosesTheDeviceUnlessTheOptionDoes) {
+  setenv("CADRE_DEVICE", "cuda:7", 1);
+  EXPECT_EQ(default_device(), (Device{DeviceType::kCuda, 7}));
+  EXPECT_FALSE(parse({}).device_given);
+  EXPECT_TRUE(parse({"--device", "cpu"}).device_given);
+  setenv("CADRE_DEVICE", "tpu", 1);
+  try {
+    default_device();
+    ADD_FAILURE() << "an unknown device was taken";
+  } catch (const InvalidArgument& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("CADRE_DEVICE"), std::string::npos) << text;
+    EXPECT_NE(text.find("\"tpu\""), std::string::npos) << text;
+  }
+  setenv("CADRE_DEVICE", "", 1);
+  DeviceRuntime* runtime = find_device_runtime(DeviceType::kCuda);
+  const Device device = default_device();
+  const bool has_gpu = runtime != nullptr && runtime->device_count() > 0;
+  EXPECT_TRUE(device == Device{} || has_gpu);
+  EXPECT_EQ(device.index, 0);
+  unsetenv("CADRE_DEVICE");
 }
 
 TEST(Options, AnEmptyTextIsRefusedWithItsOptionsName) {

@@ -71,9 +71,9 @@ TEST(Experts, ABackendThatCannotRunSaysWhyAndNamesOthers) {
     expect_failure(run_cadre({"experts", file, "--out", "/dev/null", "--experts", name}), 4,
                    {name});
   }
-  expect_failure(
-      run_cadre({"experts", file, "--out", "/dev/null", "--experts", "eager", "--device", "cuda"}),
-      4, {"eager", "cuda"});
+  expect_failure(run_cadre({"experts", file, "--out", "/dev/null", "--experts", "eager", "--device",
+                            kMissingGpu}),
+                 4, {"eager", "backends that can"});
 }
 
 TEST(Experts, ADamagedCaseIsNamed) {

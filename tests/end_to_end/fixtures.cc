@@ -11,6 +11,11 @@ namespace cadre::test {
 
 namespace fs = std::filesystem;
 
+int missing_gpu_status() {
+  const nlohmann::json json = json_of(run_cadre({"backends", "--json"}));
+  return json.value("why_no_gpu", "") == "this build has no CUDA backends" ? 4 : 5;
+}
+
 fs::path model_folder(const std::string& name) {
   return fs::path(CADRE_TEST_DATA) / "models" / name;
 }

@@ -17,6 +17,11 @@ namespace cadre::test {
 inline const std::vector<std::string> kModels = {"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"};
 inline const std::vector<std::string> kCpuBackends = {"eager", "batched_mm", "grouped_mm"};
 
+/// A device that no machine has, and the exit status of a command that is asked to run on it: not
+/// served by a build without CUDA, else a failing device.
+inline const std::string kMissingGpu = "cuda:1000";
+int missing_gpu_status();
+
 /// tests/data/models/<name>
 std::filesystem::path model_folder(const std::string& name);
 /// Its stored values, which are also an input file of `forward` and `generate`.

@@ -28,7 +28,7 @@ TEST(Backends, TheCpuRunsThreeInEveryPlainFormatAndDtype) {
   for (const nlohmann::json& row : json["backends"]) {
     const std::string name = row["name"];
     if (row["device"] != "cpu") {
-      EXPECT_FALSE(row["runs"].get<bool>());
+      EXPECT_FALSE(row["runs"].get<bool>() && json["gpus"].empty());
       continue;
     }
     if (std::find(kCpuBackends.begin(), kCpuBackends.end(), name) == kCpuBackends.end()) continue;
@@ -36,6 +36,22 @@ TEST(Backends, TheCpuRunsThreeInEveryPlainFormatAndDtype) {
     EXPECT_TRUE(std::includes(formats.begin(), formats.end(), plain.begin(), plain.end())) << row;
     EXPECT_EQ(row["dtypes"].get<std::set<std::string>>(), plain);
   }
+}
+
+TEST(Backends, EachGpuIsDescribedOrItIsSaidWhyThereIsNone) {
+  const nlohmann::json json = json_of(run_cadre({"backends", "--json"}));
+  EXPECT_EQ(json["gpus"].empty(), json.contains("why_no_gpu")) << json;
+  EXPECT_EQ(json["gpus"].empty(), !json.contains("gpu_products")) << json;
+  for (const nlohmann::json& gpu : json["gpus"]) {
+    EXPECT_TRUE(gpu["device"].get<std::string>().starts_with("cuda:"));
+    EXPECT_FALSE(gpu["name"].get<std::string>().empty());
+    EXPECT_LE(gpu["free_bytes"].get<uint64_t>(), gpu["total_bytes"].get<uint64_t>());
+  }
+  const std::string text = run_cadre({"backends"}).out;
+  const std::string expected = json["gpus"].empty()
+                                   ? "GPU: none (" + json["why_no_gpu"].get<std::string>() + ")"
+                                   : json["gpus"][0]["name"].get<std::string>();
+  EXPECT_NE(text.find(expected), std::string::npos) << text;
 }
 
 TEST(Backends, TheTableNamesTheReasons) {
@@ -64,7 +80,9 @@ TEST(Backends, WithAModelTheAnswerIsForItsExperts) {
 
 TEST(Backends, TheModelMayBeAnArgument) {
   const std::string model = model_folder("qwen3_moe");
-  EXPECT_EQ(run_cadre({"backends", model}).out, run_cadre({"backends", "--model", model}).out);
+  const auto answers = [](const Result& result) { return json_of(result)["backends"]; };
+  EXPECT_EQ(answers(run_cadre({"backends", model, "--json"})),
+            answers(run_cadre({"backends", "--model", model, "--json"})));
   expect_failure(run_cadre({"backends", model, "--model", model}), 2, {"one model", model});
 }
 

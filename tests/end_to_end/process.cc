@@ -48,6 +48,7 @@ void set_environment(const std::map<std::string, std::string>& variables) {
                            "HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"}) {
     unsetenv(name);
   }
+  setenv("CADRE_DEVICE", "cpu", 1);  // also where there is a GPU
   setenv("TERM", "xterm", 1);
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
 }

@@ -199,8 +199,9 @@ TEST(Usage, AKnownDtypeThatNoModelComputesInIsUnsupported) {
                  {"--dtype", "float64", "bfloat16"});
 }
 
-TEST(Usage, ADeviceWithoutItsBackendsIsUnsupported) {
-  expect_failure(run_cadre({"generate", "x", "--device", "cuda"}), 4, {"cuda"});
+TEST(Usage, ADeviceThatIsNotThereIsRefused) {
+  expect_failure(run_cadre({"generate", "x", "--device", kMissingGpu}), missing_gpu_status(),
+                 {kMissingGpu});
 }
 
 TEST(Usage, ABackendThatCannotRunHereIsUnsupportedAndOthersAreNamed) {

@@ -52,7 +52,7 @@ TEST(Verify, WrongCallsAreRefused) {
   expect_failure(run_cadre({"verify", "--tokens", "0"}), 2, {"--tokens"});
   expect_failure(run_cadre({"verify", "--tokens", "1000000"}), 2, {"tokens", "1000000"});
   expect_failure(run_cadre({"verify", "/no/such/model"}), 3, {"/no/such/model"});
-  expect_failure(run_cadre({"verify", "--device", "cuda"}), 4, {"cuda"});
+  expect_failure(run_cadre({"verify", "--device", kMissingGpu}), missing_gpu_status(), {"cuda"});
 }
 
 }  // namespace

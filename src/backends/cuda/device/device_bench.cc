@@ -1,6 +1,6 @@
 // Figures of the device layer on this machine: copies through pinned memory, uploads from a mapped
 // file, products, reads.
-//   device_bench [FOLDER for a file of 2 GiB]
+//   device_bench [FOLDER for a file of 4 GiB]
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -61,7 +61,7 @@ std::vector<Upload> expert_tensors(const char* from, DType from_dtype, char* to,
 }
 
 void bench_uploads(const std::string& folder) {
-  constexpr size_t kBytes = size_t{2} << 30;
+  constexpr size_t kBytes = size_t{4} << 30;
   DeviceRuntime& runtime = device_runtime();
   const auto device = allocate_shared_memory(kDevice, 2 * kBytes);
   auto* to = static_cast<char*>(device.get());
@@ -89,14 +89,14 @@ void bench_uploads(const std::string& folder) {
       if (write(file, words.data(), words.size() * 4) < 0) return std::perror("write");
     }
   }
-  for (const int num_threads : {0, 8, 4, 1}) {
+  for (const int num_threads : {0, 8}) {
     ThreadPool threads(num_threads);
     std::printf("upload with %d threads, GB/s of file (GB/s to the GPU):", threads.num_threads());
     for (const auto& [from, target] :
          {std::pair{DType::kBF16, DType::kBF16}, std::pair{DType::kF32, DType::kBF16},
           std::pair{DType::kF32, DType::kF16}, std::pair{DType::kBF16, DType::kF32}}) {
       // A fresh mapping each time: pages are in the page cache, not in this process.
-      const double seconds = median_seconds(3, [&] {
+      const double seconds = median_seconds(5, [&] {
         void* map = mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE, file, 0);
         runtime.upload(expert_tensors(static_cast<char*>(map), from, to, target, kBytes), 0,
                        threads, [](int64_t) {});

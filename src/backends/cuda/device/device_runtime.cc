@@ -30,7 +30,7 @@ class CudaAllocator final : public Allocator {
           "), ", format_bytes(left.free_bytes), " of ", format_bytes(left.total_bytes),
           " is free; use a smaller model, batch or context, or another GPU"));
     }
-    CADRE_CUDA_CHECK(result);
+    check(result, "cudaMalloc", __FILE__, __LINE__);
     return memory;
   }
   void deallocate(Device /*device*/, void* memory) noexcept override { cudaFree(memory); }
@@ -56,7 +56,7 @@ class CudaGraph final : public DeviceGraph {
   explicit CudaGraph(cudaGraph_t graph) {
     const cudaError_t result = cudaGraphInstantiate(&exec_, graph, 0);
     cudaGraphDestroy(graph);
-    CADRE_CUDA_CHECK(result);
+    check(result, "cudaGraphInstantiate", __FILE__, __LINE__);
   }
   ~CudaGraph() override { cudaGraphExecDestroy(exec_); }
   void launch(const Stream& stream) override {
@@ -105,7 +105,15 @@ class CudaRuntime final : public DeviceRuntime {
   const std::string& why_none() const override { return why_none_; }
   int device_count() const override { return static_cast<int>(properties_.size()); }
   DeviceProperties properties(int index) const override { return at(index); }
-  const DeviceProperties& at(int index) const { return properties_.at(static_cast<size_t>(index)); }
+  const DeviceProperties& at(int index) const {
+    if (index < 0 || index >= device_count()) {
+      throw DeviceError(str_cat(to_string(Device{DeviceType::kCuda, index}), ": ",
+                                device_count() == 0
+                                    ? why_none_
+                                    : str_cat("this machine has only ", device_count(), " GPUs")));
+    }
+    return properties_[static_cast<size_t>(index)];
+  }
   DeviceMemory memory(int index) const override {
     const DeviceGuard guard(index);
     DeviceMemory memory;
@@ -142,7 +150,7 @@ class CudaRuntime final : public DeviceRuntime {
                                 "); free host memory, or raise the limit on "
                                 "locked memory (ulimit -l)"));
     }
-    CADRE_CUDA_CHECK(result);
+    check(result, "cudaHostAlloc", __FILE__, __LINE__);
     return {memory, [](void* p) { cudaFreeHost(p); }};
   }
 

@@ -35,6 +35,7 @@ TEST(CudaRuntime, EitherHasDevicesOrSaysWhyNot) {
     const std::string why = device_error([] { cadre::device_runtime({DeviceType::kCuda, 0}); });
     EXPECT_NE(why.find(runtime.why_none()), why.npos) << why;
     EXPECT_EQ(compute_capability(0), 0);
+    EXPECT_NE(device_error([] { properties_of(0); }).find(runtime.why_none()), why.npos);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -18,11 +19,12 @@
 namespace cadre::cuda {
 namespace {
 
-// Large enough that a copy costs its bytes and not its start, small enough that all lanes soon have
-// their first one. On an H200 with 16 cores: 1 MiB 47, 2 MiB 50, 4 MiB 51 GB/s, of 55 at best.
-constexpr size_t kBufferBytes = size_t{2} << 20;
-constexpr size_t kBuffersPerLane = 2;  // one is filled while the other travels
-constexpr int64_t kMaxLanes = 16;      // more threads than fill the bus would only pin memory
+// Pinning costs as much as copying four times the bytes, so a lane has no more than it needs: one
+// huge page, half of it filled while the other half travels. On an H200 with 16 cores 2 MiB buffers
+// would copy as fast, but pin twice as long; small files would feel it.
+constexpr size_t kBufferBytes = size_t{1} << 20;
+constexpr size_t kBuffersPerLane = 2;
+constexpr int64_t kMaxLanes = 16;  // more threads than fill the bus would only pin memory
 constexpr size_t kAlignment = 64;
 
 /// A part of one tensor, and where it stands in a buffer.
@@ -86,21 +88,22 @@ struct Plan {
   size_t used_ = 0;
 };
 
-/// Pinned memory for the buffers of one lane. Taken in huge pages, which the driver pins ten times
-/// faster than small ones: pinning costs more than copying the same bytes.
+/// Pinned memory for the buffers of one lane, in a huge page where the system has them: the driver
+/// pins one large page much faster than many small ones.
 class PinnedBlock {
  public:
   static constexpr size_t kBytes = kBufferBytes * kBuffersPerLane;
 
-  PinnedBlock() {
-    memory_ = std::aligned_alloc(kBufferBytes, kBytes);
-    if (memory_ == nullptr)
-      throw DeviceError(str_cat("upload: no host memory for ", kBytes, " bytes"));
+  PinnedBlock() : memory_(std::aligned_alloc(kBytes, kBytes)) {
+    if (memory_ == nullptr) {
+      throw DeviceError(str_cat("upload: could not allocate ", kBytes, " bytes of host memory"));
+    }
     madvise(memory_, kBytes, MADV_HUGEPAGE);  // a wish
+    std::memset(memory_, 0, kBytes);          // the driver pins one block at a time: be quick there
     const cudaError_t result = cudaHostRegister(memory_, kBytes, cudaHostRegisterDefault);
     if (result == cudaSuccess) return;
     std::free(memory_);
-    CADRE_CUDA_CHECK(result);
+    check(result, "cudaHostRegister", __FILE__, __LINE__);
   }
   ~PinnedBlock() {
     cudaHostUnregister(memory_);
@@ -115,38 +118,58 @@ class PinnedBlock {
   void* memory_ = nullptr;
 };
 
+/// A stream of one lane: copies of different lanes follow each other on the bus without a pause.
+class LaneStream {
+ public:
+  LaneStream() { CADRE_CUDA_CHECK(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking)); }
+  ~LaneStream() {
+    cudaStreamSynchronize(handle_);  // after a fault too, nothing is on its way any more
+    cudaStreamDestroy(handle_);
+  }
+  LaneStream(const LaneStream&) = delete;
+  LaneStream& operator=(const LaneStream&) = delete;
+
+  cudaStream_t get() const { return handle_; }
+
+ private:
+  cudaStream_t handle_ = nullptr;
+};
+
 /// What one thread fills in turns.
 class Lane {
  public:
   /// The buffer to fill next; `arrived` grows by what it held and the device now has.
   char* next(std::atomic<int64_t>& arrived) {
     turn_ = (turn_ + 1) % kBuffersPerLane;
-    if (travelling_[turn_] > 0) sent_[turn_].synchronize();
-    arrived += std::exchange(travelling_[turn_], 0);
+    wait(turn_, arrived);
     return block_.buffer(turn_);
   }
-  /// All copies from that buffer are in the stream.
-  void sent(cudaStream_t stream, int64_t bytes) {
-    sent_[turn_].record(stream);
-    travelling_[turn_] = bytes;
+  void send(void* to, const void* from, size_t bytes) {
+    CADRE_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_.get()));
+    travelling_[turn_] += static_cast<int64_t>(bytes);
+  }
+  /// No more pieces from this buffer.
+  void close() { sent_[turn_].record(stream_.get()); }
+  void finish(std::atomic<int64_t>& arrived) {
+    for (size_t i = 0; i < kBuffersPerLane; ++i) wait(i, arrived);
   }
 
  private:
-  PinnedBlock block_;
+  void wait(size_t i, std::atomic<int64_t>& arrived) {
+    if (travelling_[i] > 0) sent_[i].synchronize();
+    arrived += std::exchange(travelling_[i], 0);
+  }
+
+  PinnedBlock block_;  // goes last
   Event sent_[kBuffersPerLane] = {Event(cudaEventDisableTiming), Event(cudaEventDisableTiming)};
   int64_t travelling_[kBuffersPerLane] = {};
   size_t turn_ = 0;
+  LaneStream stream_;
 };
 
 class Transfer {
  public:
-  Transfer(std::span<const Upload> uploads, int index) : index_(index), plan_(uploads) {
-    const DeviceGuard guard(index);
-    CADRE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  ~Transfer() { cudaStreamDestroy(stream_); }
-  Transfer(const Transfer&) = delete;
-  Transfer& operator=(const Transfer&) = delete;
+  Transfer(std::span<const Upload> uploads, int index) : index_(index), plan_(uploads) {}
 
   void run(ThreadPool& threads, FunctionRef<void(int64_t bytes)> on_bytes) {
     const auto loads = static_cast<int64_t>(plan_.loads.size());
@@ -169,38 +192,29 @@ class Transfer {
   void run_lane(const Report& report) {
     const DeviceGuard guard(index_);  // a pool's threads stand on the first device
     Lane lane;
-    try {
-      for (size_t i; (i = next_.fetch_add(1)) < plan_.loads.size();) {
-        send(plan_.loads[i], lane);
-        report();
-      }
-    } catch (...) {
-      cudaStreamSynchronize(stream_);  // buffers go: nothing may be on its way from them
-      throw;
+    for (size_t i; (i = next_.fetch_add(1)) < plan_.loads.size();) {
+      fill(plan_.loads[i], lane);
+      report();
     }
-    CADRE_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    lane.finish(arrived_);
   }
 
-  void send(const Load& load, Lane& lane) {
+  void fill(const Load& load, Lane& lane) {
     char* buffer = lane.next(arrived_);
-    int64_t bytes = 0;
     for (size_t i = load.begin; i < load.end; ++i) {
       const Piece& piece = plan_.pieces[i];
       const Upload& upload = *piece.upload;
       const auto skipped = static_cast<size_t>(piece.first);
       convert(static_cast<const char*>(upload.from) + skipped * size_of(upload.from_dtype),
               upload.from_dtype, buffer + piece.offset, upload.to_dtype, piece.count);
-      CADRE_CUDA_CHECK(
-          cudaMemcpyAsync(static_cast<char*>(upload.to) + skipped * size_of(upload.to_dtype),
-                          buffer + piece.offset, piece.bytes(), cudaMemcpyHostToDevice, stream_));
-      bytes += static_cast<int64_t>(piece.bytes());
+      lane.send(static_cast<char*>(upload.to) + skipped * size_of(upload.to_dtype),
+                buffer + piece.offset, piece.bytes());
     }
-    lane.sent(stream_, bytes);
+    lane.close();
   }
 
   int index_;
   Plan plan_;
-  cudaStream_t stream_ = nullptr;
   std::atomic<size_t> next_ = 0;  // load
   std::atomic<int64_t> arrived_ = 0;
 };

@@ -100,7 +100,7 @@ Support supports_plain(const ExpertsQuery& query) {
   Support support;
   DeviceRuntime& runtime = device_runtime();
   if (runtime.device_count() == 0) {
-    support.reasons.push_back(runtime.why_none());
+    support.reasons.push_back(str_cat("needs an NVIDIA GPU: ", runtime.why_none()));
   } else if (query.device.index < 0 || query.device.index >= runtime.device_count()) {
     support.reasons.push_back(str_cat("this machine has no ", to_string(query.device), ", only ",
                                       runtime.device_count(), " GPUs"));

@@ -3,7 +3,6 @@
 #include "backends/cuda/kernels/matmul_bias.h"
 #include "backends/cuda/kernels/matmul_plans.h"
 #include "backends/cuda/kernels/portable_gemm.h"
-#include "cadre/error.h"
 #include "core/check.h"
 #include "core/str_cat.h"
 
@@ -44,12 +43,7 @@ void own_gemm(const Matmul& args, const Stream& stream) {
   gemm.out_dtype = args.out_dtype;
   gemm.out_stride = args.out_stride;
   gemm.accumulate = args.accumulate;
-#ifdef CADRE_PORTABLE_GEMM
   portable_gemm(gemm, stream);
-#else  // until portable_gemm.cu is there
-  (void)stream;
-  throw Unsupported("matmul: this product needs cuBLASLt and a plain layout");
-#endif
 }
 
 }  // namespace
