@@ -1,6 +1,9 @@
 #include "conformance/checker.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <exception>
+#include <limits>
 #include <optional>
 
 #include "conformance/device_under_test.h"
@@ -11,11 +14,11 @@
 namespace cadre::test {
 
 std::vector<BackendEntry> runnable_backends() {
+  const char* only = std::getenv("CADRE_TEST_BACKEND");
   std::vector<BackendEntry> runnable;
   for (const BackendEntry& entry : list_backends()) {
-    if (entry.backend != nullptr && entry.device == device_under_test().type) {
-      runnable.push_back(entry);
-    }
+    if (entry.backend == nullptr || entry.device != device_under_test().type) continue;
+    if (only == nullptr || only == entry.name) runnable.push_back(entry);
   }
   return runnable;
 }
@@ -47,19 +50,30 @@ std::string check_against(const std::vector<double>& reference, ExpertsBackend& 
   if (const Support support = backend.supports(query); !support) {
     return str_cat("refused: ", to_string(support), "; ", describe(c.params()));
   }
-  const std::vector<double> out = run_backend(backend, query, c.weights(), c.tokens(), stream);
+  std::vector<double> out;
+  try {
+    out = run_backend(backend, query, c.weights(), c.tokens(), stream);
+  } catch (const std::exception& e) {
+    return str_cat("threw: ", e.what(), "; ", describe(c.params()));
+  }
   const double bound = stated_bound(query.compute_dtype, query.format);
   const double error = relative_error(out, reference);
   if (error <= bound) return "";
   size_t worst = 0;
+  size_t num_nans = 0;
+  const auto distance = [&](size_t i) {  // NaN counts as farthest
+    const double d = std::abs(out[i] - reference[i]);
+    return std::isnan(d) ? std::numeric_limits<double>::infinity() : d;
+  };
   for (size_t i = 0; i < out.size(); ++i) {
-    const double distance = std::abs(out[i] - reference[i]);
-    if (!(distance <= std::abs(out[worst] - reference[worst]))) worst = i;
+    if (distance(i) > distance(worst)) worst = i;
+    num_nans += std::isnan(out[i]);
   }
   const auto width = static_cast<size_t>(query.config.hidden_size);
   return str_cat("relative error ", error, " above the stated bound ", bound, "; worst at token ",
                  worst / width, ", column ", worst % width, ": ", out[worst], " against ",
-                 reference[worst], "; ", describe(c.params()));
+                 reference[worst], "; ", num_nans, " of ", out.size(), " are NaN; ",
+                 describe(c.params()));
 }
 
 }  // namespace cadre::test

@@ -10,7 +10,9 @@
 
 namespace cadre::test {
 
-/// The backends that this build can run on the device under test, with the name of each.
+/// The backends that this build can run on the device under test, with the name of each; with the
+/// environment variable CADRE_TEST_BACKEND that one alone (a fault on a GPU ends the program for
+/// all).
 std::vector<BackendEntry> runnable_backends();
 
 /// Runs `tokens`, which lie on the host, on the stream's device: with exactly the workspace the

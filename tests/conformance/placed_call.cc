@@ -95,7 +95,7 @@ void visit_addresses(const ExpertsConfig& config, Weights& weights, Visit visit)
 
 void DeviceCopies::add(const void* begin, size_t bytes) {
   char* first = static_cast<char*>(const_cast<void*>(begin));
-  if (bytes != 0) pieces_.push_back({first, first + bytes, nullptr, nullptr});
+  if (bytes != 0) pieces_.push_back({first, first + bytes, nullptr, nullptr, {}});
 }
 
 void DeviceCopies::place() {
@@ -126,11 +126,12 @@ size_t DeviceCopies::guarded_bytes(const Piece& piece) const {
 
 void DeviceCopies::update() {
   DeviceRuntime& runtime = device_runtime(stream_.device);
-  for (const Piece& piece : pieces_) {
+  for (Piece& piece : pieces_) {
     const auto bytes = static_cast<size_t>(piece.end - piece.begin);
+    piece.image.assign(piece.begin, piece.end);
     runtime.fill(guarded_begin(piece), kGuardByte, kGuard, stream_);
     runtime.fill(piece.device + bytes, kGuardByte, kGuard, stream_);
-    runtime.copy(piece.device, piece.begin, bytes, stream_);
+    runtime.copy(piece.device, piece.image.data(), bytes, stream_);
   }
   runtime.synchronize(stream_);
 }
@@ -143,7 +144,7 @@ void* DeviceCopies::on_device(const void* host) const {
   throw std::logic_error("DeviceCopies: an address that was not added");
 }
 
-std::string DeviceCopies::read_back(bool back) {
+std::string DeviceCopies::read_back(bool to_host) const {
   DeviceRuntime& runtime = device_runtime(stream_.device);
   std::string report;
   for (const Piece& piece : pieces_) {
@@ -156,10 +157,13 @@ std::string DeviceCopies::read_back(bool back) {
     const int64_t behind = first_changed(data + bytes, data + bytes + kGuard);
     if (before >= 0) report += str_cat("byte ", kGuard - before, " before a tensor changed; ");
     if (behind >= 0) report += str_cat("byte ", behind, " behind a tensor changed; ");
-    if (back) {
+    if (to_host) {
       std::memcpy(piece.begin, data, bytes);
-    } else if (std::memcmp(piece.begin, data, bytes) != 0) {
-      report += "an input changed; ";
+      continue;
+    }
+    const auto changed = std::mismatch(piece.image.begin(), piece.image.end(), data).first;
+    if (changed != piece.image.end()) {
+      report += str_cat("byte ", changed - piece.image.begin(), " of ", bytes, " changed; ");
     }
   }
   return report;
@@ -255,13 +259,13 @@ std::vector<double> PlacedCall::result() {
     }
   };
   visit_gaps([&](char c) { gaps.push_back(c); });
-  EXPECT_EQ(output_copy_.read_back(true), "") << "around the output";
+  EXPECT_EQ(output_copy_.fetch(), "") << "around the output";
   size_t i = 0;
   bool same = true;
   visit_gaps([&](char c) { same = same && c == gaps[i++]; });
   EXPECT_TRUE(same) << "between the rows of the output";
-  EXPECT_EQ(input_copies_.read_back(false), "") << "around the inputs";
-  EXPECT_EQ(weight_copies_.read_back(false), "") << "around the weights";
+  EXPECT_EQ(input_copies_.changes(), "") << "around the inputs";
+  EXPECT_EQ(weight_copies_.changes(), "") << "around the weights";
   if (workspace_bytes_ != 0) {
     const auto [block, bytes] = GuardedAllocator::instance().block_of(workspace_begin_);
     char* begin = static_cast<char*>(workspace_begin_);

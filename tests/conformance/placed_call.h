@@ -25,10 +25,11 @@ class DeviceCopies {
   void update();
   /// Where the byte of a piece lies on the GPU.
   void* on_device(const void* host) const;
-  /// Reads back: empty when the copies and what lies around them are as they were, else which
-  /// piece and byte changed. With `back`, differences inside the pieces are copied to the host
-  /// instead.
-  std::string read_back(bool back);
+  /// Reads back: empty when the copies and what lies around them are as they were copied, else
+  /// which byte changed.
+  std::string changes() const { return read_back(false); }
+  /// Copies the pieces to the host; tells what changed around them.
+  std::string fetch() const { return read_back(true); }
 
  private:
   struct Piece {
@@ -36,8 +37,10 @@ class DeviceCopies {
     char* end;
     std::shared_ptr<void> memory;
     char* device = nullptr;
+    std::vector<char> image;  // what was copied
   };
   static constexpr size_t kGuard = 1024;
+  std::string read_back(bool to_host) const;
   size_t guarded_bytes(const Piece& piece) const;
   char* guarded_begin(const Piece& piece) const { return piece.device - kGuard; }
 
