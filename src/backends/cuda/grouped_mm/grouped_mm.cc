@@ -1,0 +1,231 @@
+// Pairs sorted by expert, one grouped GEMM for gate and up with the gate function in it, one for
+// down, one weighted sum. On Hopper with kernels/hopper_gemm.h, elsewhere and for layouts that it
+// does not take with kernels/portable_gemm.h. Calls with very many tokens run in chunks, with the
+// same results.
+#include <algorithm>
+#include <memory>
+
+#include "backends/cuda/device/device_runtime.h"
+#include "backends/cuda/grouped_mm/choose_path.h"
+#include "backends/cuda/grouped_mm/weight_layout.h"
+#include "backends/cuda/kernels/hopper_gemm.h"
+#include "backends/cuda/kernels/portable_gemm.h"
+#include "backends/cuda/kernels/routing.h"
+
+namespace cadre::cuda {
+namespace {
+
+constexpr int64_t kMaxChunkBytes = int64_t{4} << 30;  // of the rows between the products
+
+struct Prepared : CudaPrepared {
+  Prepared(const ExpertsQuery& query, std::shared_ptr<const ExpertsWeights> weights)
+      : CudaPrepared(query, std::move(weights)),
+        path(choose_path(query.config, query.compute_dtype, device,
+                         compute_capability(query.device.index))) {
+    if (path != GroupedPath::kHopper) return;
+    const ExpertsConfig& c = query.config;
+    up = make_tensor_map(up_layout(c, query.compute_dtype, device), kHopperWeightBox, true);
+    gate = c.has_gate ? make_tensor_map(gate_layout(c, query.compute_dtype, device),
+                                        kHopperWeightBox, true)
+                      : up;
+    down = make_tensor_map(down_layout(c, query.compute_dtype, device), kHopperWeightBox, true);
+  }
+
+  GroupedPath path;
+  CUtensorMap gate = {};
+  CUtensorMap up = {};
+  CUtensorMap down = {};
+};
+
+int64_t pair_bytes(const ExpertsQuery& q) {
+  return (q.config.hidden_size + q.config.intermediate_size) *
+         static_cast<int64_t>(size_of(q.compute_dtype));
+}
+
+int64_t chunk_tokens(const ExpertsQuery& q, int64_t num_tokens) {
+  const int64_t most = std::max<int64_t>(1, kMaxChunkBytes / (pair_bytes(q) * q.config.top_k));
+  return std::min(num_tokens, most);
+}
+
+// One chunk of a call.
+class Call {
+ public:
+  Call(const Prepared& experts, const RoutedTokens& tokens, Workspace& workspace,
+       const Stream& stream)
+      : experts_(experts),
+        config_(experts.query.config),
+        dtype_(experts.query.compute_dtype),
+        tokens_(tokens),
+        stream_(stream),
+        num_rows_(tokens.top_k_index.numel()),
+        plan_(plan_routing(tokens.top_k_index, config_.num_experts, workspace, stream)),
+        wide_(workspace.allocate(bytes_of(config_.hidden_size))),
+        h_(workspace.allocate(bytes_of(config_.intermediate_size))) {}
+
+  void run() {
+    if (experts_.path == GroupedPath::kHopper) {
+      hopper_products();
+    } else {
+      portable_products();
+    }
+    const TensorView y(wide_, dtype_, {num_rows_, config_.hidden_size}, stream_.device);
+    combine(y, plan_.row_of_pair, tokens_.top_k_weights, tokens_.output, stream_);
+  }
+
+ private:
+  size_t bytes_of(int64_t columns) const {
+    return static_cast<size_t>(num_rows_ * columns) * size_of(dtype_);
+  }
+
+  CUtensorMap rows_map(const void* data, int64_t columns) const {
+    return make_tensor_map({dtype_, data, columns, num_rows_, 1, columns, 0}, kHopperRowBox, false);
+  }
+
+  void hopper_products() {
+    const DeviceWeights& w = experts_.device;
+    HopperGemm up = hopper_gemm_base();
+    up.n = config_.intermediate_size;
+    up.k = config_.hidden_size;
+    set_rows_of_x(up);
+    up.weights = experts_.gate;
+    up.up_weights = experts_.up;
+    up.gated = config_.has_gate;
+    up.apply_gate = true;
+    up.gate = gate_function(config_);
+    up.bias = config_.has_gate ? w.gate_bias : w.up_bias;
+    if (config_.has_gate) up.up_bias = w.up_bias;
+    up.out = h_;
+    up.out_stride = config_.intermediate_size;
+    hopper_gemm(up, stream_);
+
+    HopperGemm down = hopper_gemm_base();
+    down.n = config_.hidden_size;
+    down.k = config_.intermediate_size;
+    down.rows = rows_map(h_, config_.intermediate_size);
+    down.weights = experts_.down;
+    down.up_weights = experts_.down;
+    down.bias = w.down_bias;
+    down.out = wide_;
+    down.out_stride = config_.hidden_size;
+    hopper_gemm(down, stream_);
+  }
+
+  // In place where they are aligned, else sorted into `wide_`, which y overwrites later.
+  void set_rows_of_x(HopperGemm& up) {
+    if (can_gather(tokens_.hidden_states)) {
+      up.pair_of_row = plan_.pair_of_row;
+      up.top_k = config_.top_k;
+      up.x = tokens_.hidden_states.data();
+      up.x_stride = tokens_.hidden_states.stride(0);
+      return;
+    }
+    gather_rows({tokens_.hidden_states, config_.top_k, plan_.row_of_pair, wide_}, stream_);
+    up.rows = rows_map(wide_, config_.hidden_size);
+  }
+
+  HopperGemm hopper_gemm_base() const {
+    HopperGemm args;
+    args.dtype = dtype_;
+    args.num_experts = config_.num_experts;
+    args.expert_offsets = plan_.expert_offsets;
+    args.bias_dtype = experts_.device.bias_dtype;
+    return args;
+  }
+
+  void portable_products() {
+    const DeviceWeights& w = experts_.device;
+    PortableGemm up = portable_gemm_base();
+    up.n = config_.intermediate_size;
+    up.k = config_.hidden_size;
+    up.x = tokens_.hidden_states.data();
+    up.x_stride = tokens_.hidden_states.stride(0);
+    up.pair_of_row = plan_.pair_of_row;
+    up.top_k = config_.top_k;
+    up.w = config_.has_gate ? w.gate : w.up;
+    up.bias = config_.has_gate ? w.gate_bias : w.up_bias;
+    if (config_.has_gate) {
+      up.up_w = w.up;
+      up.up_bias = w.up_bias;
+    }
+    up.apply_gate = true;
+    up.gate = gate_function(config_);
+    up.out = h_;
+    up.out_stride = config_.intermediate_size;
+    portable_gemm(up, stream_);
+
+    PortableGemm down = portable_gemm_base();
+    down.n = config_.hidden_size;
+    down.k = config_.intermediate_size;
+    down.x = h_;
+    down.x_stride = config_.intermediate_size;
+    down.w = w.down;
+    down.bias = w.down_bias;
+    down.out = wide_;
+    down.out_stride = config_.hidden_size;
+    portable_gemm(down, stream_);
+  }
+
+  PortableGemm portable_gemm_base() const {
+    PortableGemm args;
+    args.dtype = dtype_;
+    args.num_groups = config_.num_experts;
+    args.offsets = plan_.expert_offsets;
+    args.max_rows = num_rows_;
+    args.bias_dtype = experts_.device.bias_dtype;
+    args.out_dtype = dtype_;
+    return args;
+  }
+
+  const Prepared& experts_;
+  const ExpertsConfig& config_;
+  DType dtype_;
+  const RoutedTokens& tokens_;
+  const Stream& stream_;
+  int64_t num_rows_;
+  RoutingPlan plan_;
+  void* wide_;  // [num_rows_, H]
+  void* h_;     // [num_rows_, I]
+};
+
+class GroupedMm : public ExpertsBackend {
+ public:
+  Support supports(const ExpertsQuery& query) const override { return supports_plain(query); }
+
+  std::unique_ptr<PreparedExperts> prepare(const ExpertsQuery& query,
+                                           std::shared_ptr<const ExpertsWeights> weights) override {
+    return std::make_unique<Prepared>(query, std::move(weights));
+  }
+
+  size_t workspace_bytes(const ExpertsQuery& query, int64_t max_tokens,
+                         int /*num_threads*/) const override {
+    const int64_t tokens = chunk_tokens(query, max_tokens);
+    const int64_t pairs = tokens * query.config.top_k;
+    const auto element = static_cast<int64_t>(size_of(query.compute_dtype));
+    const auto padded = [](int64_t bytes) { return Workspace::padded(static_cast<size_t>(bytes)); };
+    return routing_plan_bytes(pairs, query.config.num_experts) +
+           padded(pairs * query.config.hidden_size * element) +
+           padded(pairs * query.config.intermediate_size * element);
+  }
+
+ protected:
+  void run(const PreparedExperts& experts, const RoutedTokens& tokens, Workspace& workspace,
+           const Stream& stream) override {
+    const int64_t num_tokens = tokens.hidden_states.dim(0);
+    if (num_tokens == 0) return;
+    const int64_t step = chunk_tokens(experts.query, num_tokens);
+    for (int64_t first = 0; first < num_tokens; first += step) {
+      const int64_t last = std::min(first + step, num_tokens);
+      const RoutedTokens chunk = {
+          tokens.hidden_states.slice(first, last), tokens.top_k_index.slice(first, last),
+          tokens.top_k_weights.slice(first, last), tokens.output.slice(first, last)};
+      const Workspace::Scope scope(workspace);
+      Call(static_cast<const Prepared&>(experts), chunk, workspace, stream).run();
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<ExpertsBackend> make_grouped_mm() { return std::make_unique<GroupedMm>(); }
+
+}  // namespace cadre::cuda

@@ -1,0 +1,192 @@
+// One persistent kernel: clusters of two CTAs, each with a warpgroup that loads (hopper_load.cuh)
+// and two that multiply 64 rows x 256 columns each and write (hopper_write.cuh), in the order of
+// hopper_schedule.cuh. The CTAs of a cluster share either weights or rows, loaded once for both.
+#include <algorithm>
+
+#include "backends/cuda/device/device_runtime.h"
+#include "backends/cuda/kernels/hopper_load.cuh"
+#include "backends/cuda/kernels/hopper_write.cuh"
+#include "backends/cuda/kernels/launch.h"
+
+namespace cadre::cuda {
+namespace hopper {
+namespace {
+
+// Registers of a thread; 128 * loader + 256 * consumer <= 65536.
+template <bool kGather>
+constexpr int kLoaderRegisters = kGather ? 56 : 40;
+template <bool kGather>
+constexpr int kConsumerRegisters = kGather ? 224 : 232;
+
+__device__ void release(Shared& shared, int stage) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (lane < kClusterSize) {
+    ptx::arrive_in_cluster(ptx::address_in_cta(ptx::shared_address(&shared.empty[stage]), lane));
+  }
+}
+
+template <typename T>
+__device__ void multiply_stage(float (&sums)[128], uint32_t rows, uint32_t weights, bool add) {
+  const uint64_t a = ptx::swizzled_tile(rows);
+  const uint64_t b = ptx::swizzled_tile(weights);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kTileK / 16; ++i) {
+    ptx::wgmma_n256<T>(sums, a + 2 * i, b + 2 * i, add || i > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// All of K for one tile; the first stage is there already. A stage is given back when the products
+// of the next one have been issued.
+template <typename T, bool kGather>
+__device__ void multiply_tile(const Params& p, Shared& shared, uint32_t stages, int warpgroup,
+                              Ring& ring, float (&sums)[128]) {
+  int before = 0;
+  for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
+    if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
+    if (kGather) ptx::fence_async_proxy();
+    const uint32_t address = stage_address(stages, ring.stage);
+    multiply_stage<T>(sums, address + warpgroup * kRowBoxBytes, address + kRowBytes, t > 0);
+    if (t > 0) {
+      ptx::wgmma_wait<1>();
+      release(shared, before);
+    }
+    before = ring.stage;
+  }
+  ptx::wgmma_wait<0>();
+  ptx::pin(sums);
+  release(shared, before);
+}
+
+__device__ void skip_tile(const Params& p, Shared& shared, Ring& ring) {
+  for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
+    if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
+    __syncwarp();
+    release(shared, ring.stage);
+  }
+}
+
+template <typename T, bool kGated, bool kGather>
+__device__ void consume_all(const Params& p, Shared& shared, uint32_t stages, char* staging,
+                            int warpgroup) {
+  Ring ring;
+  float sums[128];
+  for (;;) {
+    ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
+    const Piece piece = shared.pieces[ring.stage];
+    if (piece.rows < 0) return;
+    if (piece.rows <= warpgroup * 64) {
+      skip_tile(p, shared, ring);
+      continue;
+    }
+    multiply_tile<T, kGather>(p, shared, stages, warpgroup, ring, sums);
+    write_tile<T, kGated>(p, piece, warpgroup, staging, sums);
+  }
+}
+
+template <typename T, bool kGated, bool kGather>
+__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
+    gemm_kernel(const __grid_constant__ Params p) {
+  extern __shared__ char raw[];
+  const uint32_t raw_address = ptx::shared_address(raw);
+  const uint32_t stages = (raw_address + 1023) / 1024 * 1024;
+  char* staging = raw + (stages - raw_address) + kStages * kStageBytes;
+  Shared& shared = *reinterpret_cast<Shared*>(staging + kConsumers * 4 * kWarpStagingBytes);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      ptx::barrier_init(ptx::shared_address(&shared.full[s]), kGather ? 1 + 128 : 1);
+      ptx::barrier_init(ptx::shared_address(&shared.empty[s]), kConsumers * 4 * kClusterSize);
+    }
+    ptx::fence_barrier_init();
+  }
+  ptx::cluster_sync();
+  cudaGridDependencySynchronize();
+  ptx::launch_dependents();
+
+  const int warpgroup = static_cast<int>(threadIdx.x / 128);
+  if (warpgroup == kConsumers) {
+    ptx::give_registers<kLoaderRegisters<kGather>>();
+    if (kGather) {
+      gather_all<kGated>(p, shared, stages);
+    } else if (threadIdx.x % 128 < 32) {
+      load_all<kGated>(p, shared, stages);
+    }
+  } else {
+    ptx::take_registers<kConsumerRegisters<kGather>>();
+    const auto warp = threadIdx.x / 32;
+    consume_all<T, kGated, kGather>(p, shared, stages, staging + warp * kWarpStagingBytes,
+                                    warpgroup);
+  }
+  __syncwarp();
+  ptx::cluster_sync();  // the other CTA's arrivals must find these barriers
+}
+
+bool is_special(const HopperGemm& args) {
+  const GateFunction& gate = args.gate;
+  if (args.bias.first.data != nullptr || args.up_bias.first.data != nullptr) return true;
+  if (!args.gated) return args.apply_gate;
+  return gate.activation != Activation::kSilu || gate.has_limit || gate.has_alpha;
+}
+
+template <typename T, bool kGated, bool kGather>
+void launch_gemm(const Params& p, const Stream& stream) {
+  const auto kernel = gemm_kernel<T, kGated, kGather>;
+  allow_shared_memory(kernel, kSharedBytes);
+  const int clusters = properties_of(stream.device.index).num_multiprocessors / kClusterSize;
+  launch("hopper_gemm", kernel, dim3(static_cast<unsigned>(clusters * kClusterSize)),
+         dim3(kThreads), kSharedBytes, stream_of(stream), Launch::kDependent, p);
+}
+
+template <typename T>
+void launch_gemm(const HopperGemm& args, const Params& p, const Stream& stream) {
+  const bool gather = args.pair_of_row != nullptr;
+  if (args.gated) {
+    gather ? launch_gemm<T, true, true>(p, stream) : launch_gemm<T, true, false>(p, stream);
+  } else {
+    gather ? launch_gemm<T, false, true>(p, stream) : launch_gemm<T, false, false>(p, stream);
+  }
+}
+
+Params to_params(const HopperGemm& args) {
+  constexpr int kGroupPairs = 8;
+  const int64_t columns = args.gated ? kHopperWeightBox : kTileColumns;
+  Params p = {};
+  p.rows = args.rows;
+  p.weights = args.weights;
+  p.up_weights = args.up_weights;
+  p.x = static_cast<const char*>(args.x);
+  p.x_stride = args.x_stride * 2;
+  p.pair_of_row = args.pair_of_row;
+  p.top_k = static_cast<int32_t>(args.top_k);
+  p.expert_offsets = args.expert_offsets;
+  p.num_experts = static_cast<int32_t>(args.num_experts);
+  p.n = static_cast<int32_t>(args.n);
+  p.k = static_cast<int32_t>(args.k);
+  p.column_tiles = static_cast<int32_t>((args.n + columns - 1) / columns);
+  p.k_tiles = static_cast<int32_t>((args.k + kTileK - 1) / kTileK);
+  p.group_pairs = kGroupPairs;
+  p.special = is_special(args);
+  p.apply_gate = args.apply_gate;
+  p.gate = args.gate;
+  p.bias_dtype = args.bias_dtype;
+  p.bias = args.bias;
+  p.up_bias = args.up_bias;
+  p.out = args.out;
+  p.out_stride = args.out_stride;
+  return p;
+}
+
+}  // namespace
+}  // namespace hopper
+
+void hopper_gemm(const HopperGemm& args, const Stream& stream) {
+  const hopper::Params p = hopper::to_params(args);
+  if (args.dtype == DType::kBF16) {
+    hopper::launch_gemm<__nv_bfloat16>(args, p, stream);
+  } else {
+    hopper::launch_gemm<__half>(args, p, stream);
+  }
+}
+
+}  // namespace cadre::cuda

@@ -1,0 +1,93 @@
+// The order of work of the Hopper grouped GEMM. A cluster's piece of work is either a pair of row
+// tiles of one expert at one column tile, or a last odd row tile at two column tiles. Pieces of an
+// expert follow each other rows first, so that its weights come from memory once.
+#pragma once
+
+#include "backends/cuda/kernels/hopper_tile.cuh"
+
+namespace cadre::cuda::hopper {
+
+struct Place {
+  Piece piece;  // its column counts tiles
+  bool pair;    // else a single row tile
+};
+
+/// Walks a cluster's pieces. All lanes of a warp together: a lane knows one of 32 experts.
+class Schedule {
+ public:
+  __device__ Schedule(const Params& p, uint32_t rank)
+      : p_(p), rank_(static_cast<int32_t>(rank)), item_(blockIdx.x / kClusterSize) {
+    read_experts();
+  }
+
+  /// False when all is done.
+  __device__ bool next(Place& place) {
+    while (item_ >= end_) {
+      base_ += 32;
+      if (base_ >= p_.num_experts) return false;
+      read_experts();
+    }
+    const int lane = __popc(__ballot_sync(~0u, start_ <= item_)) - 1;
+    const int32_t rest = static_cast<int32_t>(item_ - __shfl_sync(~0u, start_, lane));
+    const int32_t rows = __shfl_sync(~0u, rows_, lane);
+    place_in_expert(base_ + lane, __shfl_sync(~0u, first_row_, lane), rows, rest, place);
+    item_ += gridDim.x / kClusterSize;
+    return true;
+  }
+
+ private:
+  // Rows and first pieces of the 32 experts from base_ on.
+  __device__ void read_experts() {
+    const int lane = threadIdx.x % 32;
+    const int32_t expert = min(base_ + lane, p_.num_experts);
+    first_row_ = p_.expert_offsets[expert];
+    rows_ = p_.expert_offsets[min(expert + 1, p_.num_experts)] - first_row_;
+    const int32_t tiles = (rows_ + kTileRows - 1) / kTileRows;
+    const int64_t pieces = static_cast<int64_t>(tiles / 2) * p_.column_tiles +
+                           static_cast<int64_t>(tiles % 2) * ((p_.column_tiles + 1) / 2);
+    int64_t sum = pieces;
+    for (int step = 1; step < 32; step *= 2) {
+      const int64_t below = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += below;
+    }
+    start_ = end_ + sum - pieces;
+    end_ += __shfl_sync(~0u, sum, 31);
+  }
+
+  __device__ void place_in_expert(int32_t expert, int32_t first_row, int32_t rows, int32_t rest,
+                                  Place& place) const {
+    const int32_t tiles = (rows + kTileRows - 1) / kTileRows;
+    const int32_t pairs = tiles / 2;
+    const int32_t groups = max(1, (pairs + p_.group_pairs - 1) / p_.group_pairs);
+    const int32_t group = min(rest / (p_.group_pairs * p_.column_tiles), groups - 1);
+    rest -= group * p_.group_pairs * p_.column_tiles;
+    const int32_t first_pair = group * p_.group_pairs;
+    const int32_t group_pairs = min(p_.group_pairs, pairs - first_pair);
+    const int32_t singles = group == groups - 1 ? tiles % 2 : 0;
+    const int32_t round = 2 * group_pairs + singles;  // all pieces of two column tiles
+    const int32_t turn = rest % round;
+    int32_t column = rest / round * 2;
+    int32_t tile = 2 * pairs;
+    place.pair = turn < group_pairs || turn >= group_pairs + singles;
+    if (place.pair) {
+      const int32_t second = turn >= group_pairs ? 1 : 0;
+      column += second;
+      tile = 2 * (first_pair + turn - second * (group_pairs + singles)) + rank_;
+    } else {
+      column += rank_;
+    }
+    const int32_t row = tile * kTileRows;
+    place.piece = {first_row + row, min(kTileRows, rows - row), column, expert};
+  }
+
+  const Params& p_;
+  int32_t rank_;
+  int64_t item_;
+  int32_t base_ = 0;       // the expert of lane 0
+  int64_t end_ = 0;        // pieces before the expert behind lane 31's
+  int64_t start_ = 0;      // pieces before the lane's expert
+  int32_t first_row_ = 0;  // of the lane's expert
+  int32_t rows_ = 0;
+};
+
+}  // namespace cadre::cuda::hopper

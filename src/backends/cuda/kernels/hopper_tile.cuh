@@ -1,0 +1,86 @@
+// What the parts of the Hopper grouped GEMM share: tile sizes, shared memory, parameters.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "backends/cuda/kernels/hopper_gemm.h"
+#include "backends/cuda/kernels/ptx.cuh"
+
+namespace cadre::cuda::hopper {
+
+inline constexpr int kTileRows = 128;
+inline constexpr int kTileColumns = 256;  // of the weights: with a gate 128 of gate and 128 of up
+inline constexpr int kTileK = 64;         // 128 bytes, the width of the swizzle
+inline constexpr int kStages = 4;
+inline constexpr int kConsumers = 2;  // warpgroups
+inline constexpr int kThreads = 128 * (kConsumers + 1);
+inline constexpr int kClusterSize = 2;
+inline constexpr uint32_t kRowBoxBytes = kHopperRowBox * kTileK * 2;
+inline constexpr uint32_t kWeightBoxBytes = kHopperWeightBox * kTileK * 2;
+inline constexpr uint32_t kRowBytes = kTileRows * kTileK * 2;
+inline constexpr uint32_t kStageBytes = kRowBytes + kTileColumns * kTileK * 2;
+inline constexpr uint32_t kWarpStagingBytes = 4096;  // 16 rows of 256 bytes
+
+/// What a CTA does with the stages that follow.
+struct Piece {
+  int32_t row;     // of out, the tile's first
+  int32_t rows;    // of the tile; 0: nothing to compute, -1: no more work
+  int32_t column;  // of out
+  int32_t expert;
+};
+
+struct Shared {
+  alignas(16) Piece pieces[kStages];
+  uint64_t full[kStages];   // loaded
+  uint64_t empty[kStages];  // read by both CTAs
+};
+
+inline constexpr size_t kSharedBytes = kStages * kStageBytes + kConsumers * 4 * kWarpStagingBytes +
+                                       sizeof(Shared) + 1024;  // 1024 to align the stages
+
+struct Params {
+  CUtensorMap rows;
+  CUtensorMap weights;
+  CUtensorMap up_weights;
+  // Gathered rows: row r is x[pair_of_row[r] / top_k].
+  const char* x;
+  int64_t x_stride;  // bytes
+  const int32_t* pair_of_row;
+  int32_t top_k;
+  const int32_t* expert_offsets;
+  int32_t num_experts;
+  int32_t n;
+  int32_t k;
+  int32_t column_tiles;
+  int32_t k_tiles;
+  int32_t group_pairs;  // pairs of row tiles that take turns at a column tile
+  bool special;         // biases, or another gate function than plain SwiGLU
+  bool apply_gate;
+  GateFunction gate;
+  DType bias_dtype;
+  DeviceVectors bias;
+  DeviceVectors up_bias;
+  void* out;
+  int64_t out_stride;
+};
+
+/// Where a warp is in the ring of stages.
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline uint32_t stage_address(uint32_t base, int stage) {
+  return base + static_cast<uint32_t>(stage) * kStageBytes;
+}
+
+}  // namespace cadre::cuda::hopper
