@@ -94,11 +94,11 @@ Search search_everywhere() {
 
 // A search that throws is made anew by the next call.
 const Search& search() {
-  static const Search result = [] {
+  static const Search kResult = [] {
     const char* named = std::getenv(kVariable);
     return named != nullptr && *named != '\0' ? search_named(named) : search_everywhere();
   }();
-  return result;
+  return kResult;
 }
 
 }  // namespace

@@ -92,9 +92,11 @@ void bench_uploads(const std::string& folder) {
   for (const int num_threads : {0, 8}) {
     ThreadPool threads(num_threads);
     std::printf("upload with %d threads, GB/s of file (GB/s to the GPU):", threads.num_threads());
-    for (const auto& [from, target] :
+    for (const auto& dtypes :
          {std::pair{DType::kBF16, DType::kBF16}, std::pair{DType::kF32, DType::kBF16},
           std::pair{DType::kF32, DType::kF16}, std::pair{DType::kBF16, DType::kF32}}) {
+      const DType from = dtypes.first;
+      const DType target = dtypes.second;
       // A fresh mapping each time: pages are in the page cache, not in this process.
       const double seconds = median_seconds(5, [&] {
         void* map = mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE, file, 0);
@@ -122,6 +124,12 @@ void bench_ceilings(const Stream& stream) {
     for (int i = 0; i < 21; ++i) rates.push_back(ceilings().read_bandwidth(memory, way, stream));
     std::printf("read, %s: %.3f TB/s\n", names[way].c_str(), median(rates) / 1e12);
   }
+  std::vector<double> after_products;
+  for (int i = 0; i < 7; ++i) {
+    ceilings().peak_flops(DType::kBF16, stream);
+    after_products.push_back(ceilings().read_bandwidth(memory, 1, stream));
+  }
+  std::printf("read right after products: %.3f TB/s\n", median(after_products) / 1e12);
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     std::printf("8192^3 %s: %.1f TFLOP/s\n", std::string(name_of(dtype)).c_str(),
                 ceilings().peak_flops(dtype, stream) / 1e12);

@@ -131,7 +131,8 @@ class Products {
 
   template <typename T>
   void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, T value) const {
-    check(lib_.desc_set(desc, attribute, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+    const auto* address = static_cast<const void*>(std::addressof(value));
+    check(lib_.desc_set(desc, attribute, address, sizeof value), "cublasLtMatmulDescSetAttribute");
   }
 
   cublasLtMatrixLayout_t layout(DType dtype, int64_t rows, int64_t columns, int64_t stride) const {
