@@ -1,5 +1,6 @@
 #include "conformance/device_under_test.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -39,7 +40,7 @@ void DeviceTest::SetUp() {
 CaseParams for_device_under_test(CaseParams params) {
   if (!is_gpu_under_test()) return params;
   params.stored_dtype = params.compute_dtype;
-  params.byte_shift *= size_of(params.stored_dtype);
+  params.byte_shift *= std::max(size_of(params.stored_dtype), size_of(params.bias_dtype));
   return params;
 }
 

@@ -41,7 +41,8 @@ struct Ids {
 
 int warps_for(int64_t num_experts) { return num_experts <= 2048 ? kMaxWarps : 4; }
 
-// A power of two, so that a block reads an expert's counts in whole vectors of four.
+int64_t pitch_for(int64_t num_experts) { return (num_experts + 3) / 4 * 4; }
+
 int64_t num_tiles_for(int64_t num_pairs, int64_t num_experts) {
   const int64_t most = num_pairs > 64 * kMaxPairsOfOneBlock ? 128 : 64;
   int64_t tiles = 4;
@@ -94,17 +95,22 @@ __device__ int add_first_rows(const int* totals, int num_experts, int* rows, int
   return num_rows;
 }
 
-// The lanes of the warp that hold the same expert; -1 counts as one. (match_any takes ten times as
-// long where experts are many.)
-__device__ unsigned lanes_with(int expert, int num_experts) {
-  const unsigned key = expert < 0 ? static_cast<unsigned>(num_experts) : expert;
-  unsigned same = kAllLanes;
+// For each of a lane's experts the lanes of the warp that hold the same one in the same round. -1
+// counts as one: no expert has all of the bits looked at. (match_any takes ten times as long where
+// experts are many.)
+__device__ void lanes_with(const int (&expert)[kMaxRounds], int rounds, int num_experts,
+                           unsigned (&same)[kMaxRounds]) {
+#pragma unroll
+  for (int r = 0; r < kMaxRounds; ++r) same[r] = kAllLanes;
   for (unsigned bits = num_experts, bit = 1; bits != 0; bits /= 2, bit *= 2) {
-    const bool is_set = (key & bit) != 0;
-    const unsigned lanes = __ballot_sync(kAllLanes, is_set);
-    same &= is_set ? lanes : ~lanes;
+#pragma unroll
+    for (int r = 0; r < kMaxRounds; ++r) {
+      if (r >= rounds) break;
+      const bool is_set = (expert[r] & bit) != 0;
+      const unsigned lanes = __ballot_sync(kAllLanes, is_set);
+      same[r] &= is_set ? lanes : ~lanes;
+    }
   }
-  return same;
 }
 
 // A chunk of pairs in registers: `rounds` of each lane, warps one behind the other.
@@ -132,10 +138,12 @@ struct Chunk {
     }
 #pragma unroll
     for (int r = 0; r < kMaxRounds; ++r) expert[r] = ids.expert_of(id[r]);
+    unsigned same[kMaxRounds];
+    lanes_with(expert, rounds, ids.num_experts, same);
 #pragma unroll
     for (int r = 0; r < kMaxRounds; ++r) {
       if (r >= rounds) break;
-      const unsigned peers = lanes_with(expert[r], ids.num_experts);
+      const unsigned peers = same[r];
       const int below = __popc(peers & lanes_below);
       const int earlier = expert[r] >= 0 ? mine[expert[r]] : 0;
       __syncwarp();
@@ -174,12 +182,22 @@ __device__ void zero_counts(uint16_t* counts, int num_warps, int num_experts) {
 
 // counts[w][e] becomes the sum over the warps before w; totals[e] the sum over all.
 __device__ void sum_over_warps(uint16_t* counts, int num_warps, int num_experts, int* totals) {
+  constexpr int kInFlight = 8;
   for (int e = threadIdx.x; e < num_experts; e += blockDim.x) {
     int sum = 0;
-    for (int w = 0; w < num_warps; ++w) {
-      const int count = counts[w * num_experts + e];
-      counts[w * num_experts + e] = static_cast<uint16_t>(sum);
-      sum += count;
+    for (int first = 0; first < num_warps; first += kInFlight) {
+      int count[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        count[i] = first + i < num_warps ? counts[(first + i) * num_experts + e] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (first + i < num_warps) {
+          counts[(first + i) * num_experts + e] = static_cast<uint16_t>(sum);
+        }
+        sum += count[i];
+      }
     }
     totals[e] = sum;
   }
@@ -192,21 +210,29 @@ __device__ void fill_tail(const RoutingPlan& plan, uint32_t begin, uint32_t end,
   }
 }
 
-// Shared memory: rows [E], totals [E], counts [warps][E].
+// Values that sum_over_tiles() passes through shared memory.
+__host__ __device__ int num_parts(int pitch, int num_threads) {
+  return 2 * (pitch > 4 * num_threads ? pitch : 4 * num_threads);
+}
+
+// Shared memory: parts of sum_over_tiles(), rows [E], totals [E], counts [warps][E].
 struct Shared {
+  int* parts;
   int* rows;
   int* totals;
   uint16_t* counts;
 
-  __device__ explicit Shared(int num_experts) {
-    extern __shared__ int memory[];
-    rows = memory;
+  __device__ Shared(int num_experts, int num_parts) {
+    extern __shared__ __align__(16) int memory[];
+    parts = memory;
+    rows = parts + num_parts;
     totals = rows + num_experts;
     counts = reinterpret_cast<uint16_t*>(totals + num_experts);
   }
-  static size_t bytes(int64_t num_experts, int num_warps) {
+  static size_t bytes(int64_t num_experts, int num_warps, int num_parts) {
     const auto e = static_cast<size_t>(num_experts);
-    return 2 * e * sizeof(int) + (e * static_cast<size_t>(num_warps) + 1) * sizeof(uint16_t);
+    return (static_cast<size_t>(num_parts) + 2 * e) * sizeof(int) +
+           (e * static_cast<size_t>(num_warps) + 1) * sizeof(uint16_t);
   }
 };
 
@@ -215,7 +241,7 @@ struct Shared {
 template <typename Id>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     plan_in_one_block(Ids<Id> ids, int rounds, RoutingPlan plan) {
-  const Shared shared(ids.num_experts);
+  const Shared shared(ids.num_experts, 0);
   __shared__ int scratch[32];
   const int num_warps = blockDim.x / 32;
   zero_counts(shared.counts, num_warps, ids.num_experts);
@@ -234,10 +260,12 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   fill_tail(plan, 0, ids.num_pairs, num_rows);
 }
 
-/// counts [num_experts][num_tiles]; tile i is the pairs [i, i + 1) * tile_pairs.
+/// counts [num_tiles][pitch], pitch >= num_experts and a multiple of four; tile i is the pairs
+/// [i, i + 1) * tile_pairs.
 struct TileCounts {
   int32_t* counts;
   int num_tiles;
+  int pitch;
   uint32_t tile_pairs;
 
   template <typename Id>
@@ -266,70 +294,73 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) count_tiles(Ids<Id> ids, Ti
       if (p < end) id[r] = ids.load(p);
     }
 #pragma unroll
-    for (int r = 0; r < kMaxRounds; ++r) {  // one addition per warp and expert, however skewed
+    for (int r = 0; r < kMaxRounds; ++r) {
       const int expert = ids.expert_of(id[r]);
-      const unsigned peers = lanes_with(expert, ids.num_experts);
-      const bool is_first = (peers & ((1u << (threadIdx.x % 32)) - 1)) == 0;
-      if (expert >= 0 && is_first) atomicAdd(&histogram[expert], __popc(peers));
+      if (expert >= 0) atomicAdd(&histogram[expert], 1);
     }
   }
   __syncthreads();
   for (int e = threadIdx.x; e < ids.num_experts; e += blockDim.x) {
-    tiles.counts[e * tiles.num_tiles + blockIdx.x] = histogram[e];
+    tiles.counts[blockIdx.x * tiles.pitch + e] = histogram[e];
   }
 }
 
-// Sums of 4 * kVectors counts of one expert, the first of them of tile `first`: over all, and over
-// the tiles before this block's.
-template <int kVectors>
-__device__ void add_counts(const int32_t* counts, int first, int& below, int& all) {
-  int4 c[kVectors];
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    c[j] = __ldcg(reinterpret_cast<const int4*>(counts + first + 4 * j));
-  }
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    const int left = static_cast<int>(blockIdx.x) - (first + 4 * j);
-    all += c[j].x + c[j].y + c[j].z + c[j].w;
-    below += (0 < left ? c[j].x : 0) + (1 < left ? c[j].y : 0) + (2 < left ? c[j].z : 0) +
-             (3 < left ? c[j].w : 0);
-  }
+__device__ void add_if(bool counts, int4& sum, const int4& value) {
+  if (!counts) return;
+  sum.x += value.x;
+  sum.y += value.y;
+  sum.z += value.z;
+  sum.w += value.w;
 }
 
-// Sums of each expert's counts over the tiles before this block's, and over all; `lanes` threads
-// share an expert.
-template <int kVectors>
-__device__ void sum_over_tiles(const TileCounts& tiles, int num_experts, int lanes, int* before,
+// Sums of each expert's counts over the tiles before this block's, and over all. A thread reads
+// four neighbouring experts of every `groups`-th tile; `parts` [groups][2][pitch] brings the
+// threads together.
+__device__ void sum_over_tiles(const TileCounts& tiles, int num_experts, int* parts, int* before,
                                int* totals) {
-  const int lane = threadIdx.x % lanes;
-  const int each = tiles.num_tiles / lanes;
-  const int experts_at_once = blockDim.x / lanes;
-  for (int base = 0; base < num_experts; base += experts_at_once) {
-    const int e = base + static_cast<int>(threadIdx.x) / lanes;
-    int below = 0;
-    int all = 0;
-    if (e < num_experts) {
-      const int32_t* counts = tiles.counts + e * tiles.num_tiles;
-      for (int i = lane * each; i < (lane + 1) * each; i += 4 * kVectors) {
-        add_counts<kVectors>(counts, i, below, all);
+  constexpr int kInFlight = 8;
+  const int vectors = tiles.pitch / 4;
+  const int groups = max(1, static_cast<int>(blockDim.x) / vectors);
+  const int group = groups == 1 ? 0 : static_cast<int>(threadIdx.x) / vectors;
+  const int step = groups == 1 ? blockDim.x : vectors;
+  const int first_vector = groups == 1 ? threadIdx.x : threadIdx.x % vectors;
+  for (int v = first_vector; v < vectors && group < groups; v += step) {
+    int4 below = {};
+    int4 all = {};
+    for (int first = group; first < tiles.num_tiles; first += groups * kInFlight) {
+      int4 c[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int tile = min(first + i * groups, tiles.num_tiles - 1);
+        c[i] = __ldcg(reinterpret_cast<const int4*>(tiles.counts + tile * tiles.pitch) + v);
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int tile = first + i * groups;
+        add_if(tile < tiles.num_tiles, all, c[i]);
+        add_if(tile < static_cast<int>(blockIdx.x), below, c[i]);
       }
     }
-    for (int d = 1; d < lanes; d *= 2) {
-      below += __shfl_xor_sync(kAllLanes, below, d);
-      all += __shfl_xor_sync(kAllLanes, all, d);
+    reinterpret_cast<int4*>(parts + 2 * group * tiles.pitch)[v] = below;
+    reinterpret_cast<int4*>(parts + (2 * group + 1) * tiles.pitch)[v] = all;
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < num_experts; e += blockDim.x) {
+    int below = 0;
+    int all = 0;
+    for (int g = 0; g < groups; ++g) {
+      below += parts[2 * g * tiles.pitch + e];
+      all += parts[(2 * g + 1) * tiles.pitch + e];
     }
-    if (lane == 0 && e < num_experts) {
-      before[e] = below;
-      totals[e] = all;
-    }
+    before[e] = below;
+    totals[e] = all;
   }
 }
 
 template <typename Id>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
-    scatter_tiles(Ids<Id> ids, TileCounts tiles, int lanes, RoutingPlan plan) {
-  const Shared shared(ids.num_experts);
+    scatter_tiles(Ids<Id> ids, TileCounts tiles, RoutingPlan plan) {
+  const Shared shared(ids.num_experts, num_parts(tiles.pitch, blockDim.x));
   __shared__ int scratch[32];
   const int num_warps = blockDim.x / 32;
   const uint32_t chunk_pairs = kMaxRounds * blockDim.x;
@@ -342,14 +373,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   chunk.rank_pairs(ids, begin, end, kMaxRounds, shared.counts);
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int vectors = tiles.num_tiles / (4 * lanes);  // a power of two
-  if (vectors >= 8) {
-    sum_over_tiles<8>(tiles, ids.num_experts, lanes, shared.rows, shared.totals);
-  } else if (vectors >= 4) {
-    sum_over_tiles<4>(tiles, ids.num_experts, lanes, shared.rows, shared.totals);
-  } else {
-    sum_over_tiles<1>(tiles, ids.num_experts, lanes, shared.rows, shared.totals);
-  }
+  sum_over_tiles(tiles, ids.num_experts, shared.parts, shared.rows, shared.totals);
   __syncthreads();
   const int num_rows = add_first_rows(shared.totals, ids.num_experts, shared.rows,
                                       blockIdx.x == 0 ? plan.expert_offsets : nullptr, scratch);
@@ -382,7 +406,7 @@ void launch_in_one_block(const Ids<Id>& ids, const RoutingPlan& plan, cudaStream
   // Few pairs still have all experts to add up.
   const int expert_warps = static_cast<int>(std::min<int64_t>(4, (ids.num_experts + 31) / 32));
   const int warps = std::max({1, pair_warps, expert_warps});
-  const size_t bytes = Shared::bytes(ids.num_experts, warps);
+  const size_t bytes = Shared::bytes(ids.num_experts, warps, 0);
   allow_shared_memory(plan_in_one_block<Id>, bytes);
   launch("plan_in_one_block", plan_in_one_block<Id>, dim3(1), dim3(warps * 32), bytes, stream,
          Launch::kDependent, ids, rounds, plan);
@@ -393,20 +417,17 @@ void launch_tiles(const Ids<Id>& ids, int32_t* counts, const RoutingPlan& plan,
                   cudaStream_t stream) {
   const int64_t num_tiles = num_tiles_for(ids.num_pairs, ids.num_experts);
   const auto tile_pairs = static_cast<uint32_t>((ids.num_pairs + num_tiles - 1) / num_tiles);
-  const TileCounts tiles = {counts, static_cast<int>(num_tiles), tile_pairs};
+  const TileCounts tiles = {counts, static_cast<int>(num_tiles),
+                            static_cast<int>(pitch_for(ids.num_experts)), tile_pairs};
   const dim3 grid(static_cast<unsigned>(num_tiles));
   const size_t histogram_bytes = static_cast<size_t>(ids.num_experts) * sizeof(int);
   launch("count_tiles", count_tiles<Id>, grid, dim3(kMaxWarps * 32), histogram_bytes, stream,
          Launch::kDependent, ids, tiles);
   const int warps = warps_for(ids.num_experts);
-  int lanes = 1;  // threads per expert, each of which reads at least four counts
-  while (2 * lanes * ids.num_experts <= warps * 32 && 8 * lanes <= num_tiles && lanes < 32) {
-    lanes *= 2;
-  }
-  const size_t bytes = Shared::bytes(ids.num_experts, warps);
+  const size_t bytes = Shared::bytes(ids.num_experts, warps, num_parts(tiles.pitch, warps * 32));
   allow_shared_memory(scatter_tiles<Id>, bytes);
   launch("scatter_tiles", scatter_tiles<Id>, grid, dim3(warps * 32), bytes, stream,
-         Launch::kDependent, ids, tiles, lanes, plan);
+         Launch::kDependent, ids, tiles, plan);
 }
 
 bool fits_one_block(int64_t num_pairs, int64_t num_experts) {
@@ -423,7 +444,7 @@ void plan_as(const TensorView& index, int64_t num_experts, const RoutingPlan& pl
   if (fits_one_block(num_pairs, num_experts)) {
     launch_in_one_block(ids, plan, stream);
   } else {
-    const int64_t counts = num_experts * num_tiles_for(num_pairs, num_experts);
+    const int64_t counts = pitch_for(num_experts) * num_tiles_for(num_pairs, num_experts);
     launch_tiles(ids, workspace.allocate<int32_t>(counts), plan, stream);
   }
 }
@@ -435,7 +456,7 @@ size_t ints(int64_t count) { return Workspace::padded(static_cast<size_t>(count)
 size_t routing_plan_bytes(int64_t num_pairs, int64_t num_experts) {
   const size_t counts = fits_one_block(num_pairs, num_experts)
                             ? 0
-                            : ints(num_experts * num_tiles_for(num_pairs, num_experts));
+                            : ints(pitch_for(num_experts) * num_tiles_for(num_pairs, num_experts));
   return ints(num_experts + 1) + 2 * ints(num_pairs) + counts;
 }
 
