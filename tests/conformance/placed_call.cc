@@ -155,7 +155,8 @@ std::string DeviceCopies::read_back(bool to_host) const {
     const char* data = image.data() + kGuard;
     const int64_t before = first_changed(image.data(), data);
     const int64_t behind = first_changed(data + bytes, data + bytes + kGuard);
-    if (before >= 0) report += str_cat("byte ", kGuard - before, " before a tensor changed; ");
+    if (before >= 0)
+      report += str_cat("byte ", before, " of ", kGuard, " before a tensor changed; ");
     if (behind >= 0) report += str_cat("byte ", behind, " behind a tensor changed; ");
     if (to_host) {
       std::memcpy(piece.begin, data, bytes);

@@ -165,7 +165,8 @@ void Gemm::check(const GemmCase& c, double bound) {
   const int64_t x_stride = c.k + c.layout.row_gap;
   const int64_t x_rows = c.gather ? rows / c.top_k + 1 : rows;
   std::vector<int32_t> pairs(static_cast<size_t>(rows));
-  for (int32_t& p : pairs) p = static_cast<int32_t>(random_() % (x_rows * c.top_k));
+  for (int32_t& p : pairs)
+    p = static_cast<int32_t>(random_() % static_cast<uint64_t>(x_rows * c.top_k));
 
   const Values x = random(c.dtype, c.layout.shift + x_rows * x_stride, 1);
   const float scale = 1.5f / std::sqrt(static_cast<float>(c.k));
@@ -334,7 +335,7 @@ TEST_F(Gemm, GroupsGatherAndGate) {
 }
 
 TEST_F(Gemm, ManyGroups) {
-  for (const size_t groups : {257, 1025, 4096}) {
+  for (const size_t groups : {257u, 1025u, 4096u}) {
     GemmCase c;
     c.rows.assign(groups, 0);
     for (size_t g = 0; g < groups; g += 3) c.rows[g] = static_cast<int32_t>(g % 5);
