@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "cadre/device.h"
 #include "core/device_runtime.h"
 
@@ -13,7 +15,13 @@
 
 namespace cadre::test {
 
-inline Device test_device() { return parse_device(CADRE_TEST_DEVICE); }
+/// Of several GPUs, the environment variable CADRE_TEST_GPU names one by number.
+inline Device test_device() {
+  Device device = parse_device(CADRE_TEST_DEVICE);
+  const char* gpu = std::getenv("CADRE_TEST_GPU");
+  if (device.type == DeviceType::kCuda && gpu != nullptr) device.index = std::atoi(gpu);
+  return device;
+}
 inline bool on_gpu() { return test_device().type == DeviceType::kCuda; }
 
 /// Why tests of a GPU cannot run here; empty when they can.
