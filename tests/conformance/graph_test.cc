@@ -83,7 +83,7 @@ TEST_F(Graph, LayoutsThatNeedOtherKernelsRecordToo) {
       p.config.is_transposed = transposed;
       p.config.is_concatenated = false;
       p.config.has_bias = true;
-      p.byte_shift = size_of(dtype);
+      p.byte_shift = 4;
       check(p);
     }
   }

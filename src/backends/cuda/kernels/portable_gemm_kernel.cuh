@@ -85,9 +85,7 @@ __global__ void __launch_bounds__(Shape<T, kRows, kDual>::kThreads)
 
   const bool fast_w = kFast || (is_fast(w, sizeof(T)) && is_fast(up, sizeof(T)));
 
-  // A stage is asked for in kParts pieces, between the products of another.
-  constexpr int kParts = kChunks / 2;
-  const auto load_part = [&](int slot, int64_t first_k, int part) {
+  const auto load_stage = [&](int slot, int64_t first_k) {
     char* x_stage = stages + slot * S::kStageBytes;
     char* w_stage = x_stage + kRows * kRowBytes;
     // Bytes of the row that lie in this thread's chunk.
@@ -97,23 +95,21 @@ __global__ void __launch_bounds__(Shape<T, kRows, kDual>::kThreads)
     if (kFast || problem.fast_x) {
 #pragma unroll
       for (int i = 0; i < kCopiesX; ++i) {
-        if (i * kParts / kCopiesX != part) continue;
         copy_async(to + i * kPass * kRowBytes, x_from[i] + first_k, x_rows >> i & 1 ? bytes : 0);
       }
-    } else if (part == 0) {
+    } else {
       copy_any<T, kThreads>(x_stage, kRows, first_k, gemm.k, 1, false, x_row);
     }
     if (fast_w) {
 #pragma unroll
       for (int i = 0; i < kCopiesW; ++i) {
-        if (i * kParts / kCopiesW != part) continue;
         constexpr int kHalf = kDual ? kCopiesW / 2 : kCopiesW;
         const bool is_up = i >= kHalf;
         const int64_t row_stride = is_up ? up.row_stride : w.row_stride;
         const T* from = w_from[is_up] + (i % kHalf) * (kPass * row_stride) + first_k;
         copy_async(to + (kRows + i * kPass) * kRowBytes, from, w_rows >> i & 1 ? bytes : 0);
       }
-    } else if (part == 0) {
+    } else {
       const bool along_rows = w.col_stride > w.row_stride;
       copy_any<T, kThreads>(w_stage, kTileColumns, first_k, gemm.k, w.col_stride, along_rows,
                             w_row);
@@ -136,10 +132,7 @@ __global__ void __launch_bounds__(Shape<T, kRows, kDual>::kThreads)
   const auto steps = static_cast<int>((gemm.k + S::kStep - 1) / S::kStep);
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      if (s < steps) load_part(s, static_cast<int64_t>(s) * S::kStep, part);
-    }
+    if (s < steps) load_stage(s, static_cast<int64_t>(s) * S::kStep);
     commit_copies();
   }
   int slot = 0;
@@ -147,27 +140,32 @@ __global__ void __launch_bounds__(Shape<T, kRows, kDual>::kThreads)
   for (int step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
     __syncthreads();
-    const int next = step + kStages - 1;
     const uint32_t stage = shared_address(stages + slot * S::kStageBytes);
-#pragma unroll
-    for (int c = 0; c < kChunks; c += 2) {
-      uint32_t a[S::kTilesM][4];
-      uint32_t b[S::kTilesN][2];
+    // The operands of the next products are on their way while these run.
+    uint32_t a[2][S::kTilesM][4];
+    uint32_t b[2][S::kTilesN][2];
+    const auto load_operands = [&](int c, int to) {
 #pragma unroll
       for (int i = 0; i < S::kTilesM; ++i) {
-        load_matrices(a[i], stage + chunk_offset(a_row + i * 16, c + lane / 16));
+        load_matrices(a[to][i], stage + chunk_offset(a_row + i * 16, c + lane / 16));
       }
 #pragma unroll
       for (int p = 0; p < S::kTilesN / 2; ++p) {
         uint32_t m[4];
         load_matrices(m, stage + chunk_offset(w_tile_row(p) + b_row, c + lane / 8 % 2));
-        b[2 * p][0] = m[0], b[2 * p][1] = m[1];
-        b[2 * p + 1][0] = m[2], b[2 * p + 1][1] = m[3];
+        b[to][2 * p][0] = m[0], b[to][2 * p][1] = m[1];
+        b[to][2 * p + 1][0] = m[2], b[to][2 * p + 1][1] = m[3];
       }
-      if (next < steps) load_part(next_slot, static_cast<int64_t>(next) * S::kStep, c / 2);
-      multiply_step<T, S::kTilesM, S::kTilesN>(sums, a, b);
-    }
+    };
+    load_operands(0, 0);
+    const int next = step + kStages - 1;
+    if (next < steps) load_stage(next_slot, static_cast<int64_t>(next) * S::kStep);
     commit_copies();
+#pragma unroll
+    for (int c = 0; c < kChunks; c += 2) {
+      if (c + 2 < kChunks) load_operands(c + 2, (c / 2 + 1) % 2);
+      multiply_step<T, S::kTilesM, S::kTilesN>(sums, a[c / 2 % 2], b[c / 2 % 2]);
+    }
     slot = slot + 1 == kStages ? 0 : slot + 1;
     next_slot = next_slot + 1 == kStages ? 0 : next_slot + 1;
   }

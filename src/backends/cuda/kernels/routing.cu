@@ -36,9 +36,9 @@ int64_t num_tiles_for(int64_t num_pairs, int64_t num_experts) {
 // ---- kernels -----------------------------------------------------------------------------------
 
 template <typename Id>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1)
+__global__ void __launch_bounds__(kMaxWarpsOfOneBlock * 32, 1)
     plan_in_one_block(Ids<Id> ids, int rounds, RoutingPlan plan) {
-  const Shared shared(ids.num_experts, 0);
+  const Shared shared(ids.num_experts, ids.num_pairs);
   __shared__ int scratch[32];
   const int num_warps = blockDim.x / 32;
   zero_counts(shared.counts, num_warps, ids.num_experts);
@@ -53,8 +53,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   __syncthreads();
   const int num_rows =
       add_first_rows(shared.totals, ids.num_experts, shared.rows, plan.expert_offsets, scratch);
-  chunk.write(plan, 0, ids.num_pairs, rounds, shared.counts, shared.rows, ids.num_experts);
-  fill_tail(plan, 0, ids.num_pairs, num_rows);
+  // Sorted in shared memory first: scattered writes to the device's are slow from one block.
+  RoutingPlan here = plan;
+  here.pair_of_row = shared.parts;
+  chunk.write(here, 0, ids.num_pairs, rounds, shared.counts, shared.rows, ids.num_experts);
+  __syncthreads();
+  for (uint32_t r = threadIdx.x; r < ids.num_pairs; r += blockDim.x) {
+    plan.pair_of_row[r] = static_cast<int>(r) < num_rows ? here.pair_of_row[r] : -1;
+  }
 }
 
 /// counts [num_tiles][pitch], pitch >= num_experts and a multiple of four; tile i is the pairs
@@ -196,14 +202,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 
 template <typename Id>
 void launch_in_one_block(const Ids<Id>& ids, const RoutingPlan& plan, cudaStream_t stream) {
-  const int most_warps = warps_for(ids.num_experts);
+  const int most_warps = ids.num_experts <= 1024 ? kMaxWarpsOfOneBlock : warps_for(ids.num_experts);
   const int pairs = static_cast<int>(ids.num_pairs);
   const int rounds = std::max(1, (pairs + most_warps * 32 - 1) / (most_warps * 32));
   const int pair_warps = (pairs + 32 * rounds - 1) / (32 * rounds);
   // Few pairs still have all experts to add up.
   const int expert_warps = static_cast<int>(std::min<int64_t>(4, (ids.num_experts + 31) / 32));
   const int warps = std::max({1, pair_warps, expert_warps});
-  const size_t bytes = Shared::bytes(ids.num_experts, warps, 0);
+  const size_t bytes = Shared::bytes(ids.num_experts, warps, pairs);
   allow_shared_memory(plan_in_one_block<Id>, bytes);
   launch("plan_in_one_block", plan_in_one_block<Id>, dim3(1), dim3(warps * 32), bytes, stream,
          Launch::kDependent, ids, rounds, plan);

@@ -8,7 +8,8 @@
 namespace cadre::cuda::routing {
 
 constexpr int kMaxRounds = 4;  // pairs of a lane that are ranked at once
-constexpr int kMaxWarps = 16;
+constexpr int kMaxWarps = 16;  // of a block among many
+constexpr int kMaxWarpsOfOneBlock = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 /// Passed to kernels by value.
@@ -22,6 +23,7 @@ struct Ids {
 
   /// The id of a pair. Apart from expert_of(), so that several are on their way at once.
   __device__ Id load(uint32_t pair) const {
+    if (row_stride == top_k) return data[pair];
     const uint32_t token = pair / top_k;
     return data[token * row_stride + (pair - token * top_k)];
   }
@@ -193,7 +195,8 @@ __host__ __device__ inline int num_parts(int pitch, int num_threads) {
   return 2 * (pitch > 4 * num_threads ? pitch : 4 * num_threads);
 }
 
-// Shared memory: parts of sum_over_tiles(), rows [E], totals [E], counts [warps][E].
+// Shared memory: num_parts integers (of sum_over_tiles(), or a block's own sorted pairs), rows [E],
+// totals [E], counts [warps][E].
 struct Shared {
   int* parts;
   int* rows;
