@@ -124,12 +124,12 @@ void bench_ceilings(const Stream& stream) {
     for (int i = 0; i < 21; ++i) rates.push_back(ceilings().read_bandwidth(memory, way, stream));
     std::printf("read, %s: %.3f TB/s\n", names[way].c_str(), median(rates) / 1e12);
   }
-  std::vector<double> after_products;
-  for (int i = 0; i < 7; ++i) {
-    ceilings().peak_flops(DType::kBF16, stream);
-    after_products.push_back(ceilings().read_bandwidth(memory, 1, stream));
+  std::printf("reads one after the other, right after products, TB/s:");
+  ceilings().peak_flops(DType::kBF16, stream);
+  for (int i = 0; i < 10; ++i) {
+    std::printf(" %.3f", ceilings().read_bandwidth(memory, 1, stream) / 1e12);
   }
-  std::printf("read right after products: %.3f TB/s\n", median(after_products) / 1e12);
+  std::printf("\n");
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     std::printf("8192^3 %s: %.1f TFLOP/s\n", std::string(name_of(dtype)).c_str(),
                 ceilings().peak_flops(dtype, stream) / 1e12);

@@ -172,8 +172,9 @@ void fill(void* to, int64_t count, uint32_t seed, cudaStream_t stream) {
 
 ReadWays read_ways() { return {kReadWays, sizeof kReadWays / sizeof *kReadWays}; }
 
-void keep_busy(cudaStream_t stream) {
-  launch("spin", spin, dim3(1), dim3(1), 0, stream, Launch::kPlain, 50000LL);
+void keep_busy(double seconds, cudaStream_t stream) {
+  launch("spin", spin, dim3(1), dim3(1), 0, stream, Launch::kPlain,
+         static_cast<long long>(seconds * 1e9));
 }
 
 void fill_uniform(void* to, DType dtype, int64_t count, uint32_t seed, cudaStream_t stream) {

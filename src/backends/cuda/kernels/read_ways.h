@@ -23,8 +23,9 @@ struct ReadWays {
 
 ReadWays read_ways();
 
-/// Keeps the stream busy for about 50 us, so that what is put into it meanwhile runs back to back.
-void keep_busy(cudaStream_t stream);
+/// Keeps the stream busy with a single thread, so that what is put into it meanwhile runs back to
+/// back.
+void keep_busy(double seconds, cudaStream_t stream);
 
 /// Uniform in (-1, 1): bf16, fp16 or f32.
 void fill_uniform(void* to, DType dtype, int64_t count, uint32_t seed, cudaStream_t stream);
