@@ -141,7 +141,10 @@ class BatchedMm final : public ExpertsBackend {
     auto prepared = std::make_unique<Prepared>(query, std::move(weights));
     const ExpertsWeights& w = *prepared->weights;
     const auto element = static_cast<int64_t>(size_of(query.compute_dtype));
-    prepared->is_fast = suits_fast(w.gate, element) && suits_fast(w.up, element) &&
+    const int64_t piece = kAlignment / element;
+    prepared->is_fast = query.config.hidden_size % piece == 0 &&
+                        query.config.intermediate_size % piece == 0 &&
+                        suits_fast(w.gate, element) && suits_fast(w.up, element) &&
                         suits_fast(w.down, element) && same_strides(w.gate, w.up);
     return prepared;
   }
@@ -176,7 +179,7 @@ class BatchedMm final : public ExpertsBackend {
   }
 
  private:
-  static constexpr int64_t kMaxSize = int64_t{1} << 24;
+  static constexpr int64_t kMaxSize = int64_t{1} << 20;
 };
 
 }  // namespace

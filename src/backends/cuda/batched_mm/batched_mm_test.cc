@@ -337,6 +337,14 @@ class BatchedMm : public testing::Test {
       distance += (out[i] - reference[i]) * (out[i] - reference[i]);
       norm += reference[i] * reference[i];
     }
+    for (size_t i = 0, shown = 0; i < out.size() && shown < 3; ++i) {
+      const bool is_bad = !(std::abs(out[i] - reference[i]) <= 0.1 * (1 + std::abs(reference[i])));
+      if (!is_bad) continue;
+      ++shown;
+      ADD_FAILURE() << "token " << i / static_cast<size_t>(c.config.hidden_size) << " column "
+                    << i % static_cast<size_t>(c.config.hidden_size) << ": " << out[i]
+                    << ", expected " << reference[i];
+    }
     const double error = norm == 0 ? std::sqrt(distance) : std::sqrt(distance / norm);
     EXPECT_LE(error, stated_bound(c.dtype, *plain_format(c.dtype))) << describe(c);
     EXPECT_FALSE(std::isnan(error)) << describe(c);
@@ -401,7 +409,7 @@ TEST_F(BatchedMm, RandomLayersAndRoutingsHoldTheBounds) {
     worst_ = 0;
     for (int i = 0; i < 80; ++i) {
       Case c = random_case(random, dtype);
-      while (cost(c) > 20'000'000) c = random_case(random, dtype);
+      while (cost(c) > 3'000'000) c = random_case(random, dtype);
       check(c);
     }
     RecordProperty(std::string(name_of(dtype)), str_cat(worst_));
@@ -410,12 +418,12 @@ TEST_F(BatchedMm, RandomLayersAndRoutingsHoldTheBounds) {
 }
 
 TEST_F(BatchedMm, SizesOfModelsHoldTheBounds) {
-  for (const int64_t tokens : {1, 3, 20}) {
-    for (const auto& [h, i] : {std::pair{2048, 768}, {2048, 1408}, {7168, 256}, {4096, 512}}) {
+  for (const int64_t tokens : {1, 9}) {
+    for (const auto& [h, i] : {std::pair{2048, 768}, {7168, 128}, {4096, 256}}) {
       Case c;
       c.tokens = tokens;
       c.seed = static_cast<uint32_t>(h + i + tokens);
-      c.config = {.num_experts = 4, .hidden_size = h, .intermediate_size = i, .top_k = 2};
+      c.config = {.num_experts = 2, .hidden_size = h, .intermediate_size = i, .top_k = 1};
       c.output_f32 = false;
       check(c);
     }
@@ -425,7 +433,7 @@ TEST_F(BatchedMm, SizesOfModelsHoldTheBounds) {
 TEST_F(BatchedMm, ManyTokensRunInBlocks) {
   Case c;
   c.config = {.num_experts = 5, .hidden_size = 32, .intermediate_size = 24, .top_k = 3};
-  for (const int64_t tokens : {341, 342, 700}) {
+  for (const int64_t tokens : {341, 342, 500}) {
     c.tokens = tokens;
     check(c);
   }

@@ -62,9 +62,9 @@ struct DecodeDevice {
 /// Any layout, alignment and dtype.
 void decode_plain(DType dtype, const DecodeArgs& args, const DecodeDevice& device);
 
-/// Rows of weights and of x start at multiples of 16 bytes and have col_stride 1; gate and up of an
-/// expert have one row_stride. False, and nothing launched, when the device has too little shared
-/// memory.
+/// Rows of weights and of x start at multiples of 16 bytes, are multiples of 16 bytes long and have
+/// col_stride 1; gate and up of an expert have one row_stride. False, and nothing launched, when
+/// the device has too little shared memory.
 bool decode_fast_bf16(const DecodeArgs& args, const DecodeDevice& device);
 bool decode_fast_f16(const DecodeArgs& args, const DecodeDevice& device);
 bool decode_fast_f32(const DecodeArgs& args, const DecodeDevice& device);

@@ -19,8 +19,8 @@ inline constexpr int kMaxEntryTokens = 64;
 inline constexpr size_t kHalfOfShared = 113 * 1024;  // of Hopper's 228 KiB, for one block of two
 inline constexpr int kPrefetchedStages = 8;
 
-template <int kM, int kN, int kStages>
-using Shape = StreamShape<kStreamWarps, kM, kN, kStages>;
+template <int kM, int kN, int kStages, int kChunk = 256 / kM>
+using Shape = StreamShape<kStreamWarps, kM, kN, kChunk, kStages>;
 
 /// Small: two blocks share a multiprocessor, `up` and the `down` after it. Large: one block has all
 /// of its memory, and takes its shape from the largest number of tokens of an expert.
@@ -28,7 +28,7 @@ template <bool kSmall, int kM>
 struct Shapes;
 template <>
 struct Shapes<true, 1> {
-  using One = Shape<1, 1, 8>;
+  using One = Shape<1, 1, 4>;
   static constexpr int kBytes = One::kBytes;
 };
 template <>
@@ -38,10 +38,10 @@ struct Shapes<true, 2> {
 };
 template <>
 struct Shapes<false, 1> {
-  using One = Shape<1, 1, 12>;
-  using Two = Shape<1, 2, 10>;
-  using Four = Shape<1, 4, 7>;
-  using Eight = Shape<1, 8, 4>;
+  using One = Shape<1, 1, 7>;
+  using Two = Shape<1, 2, 5>;
+  using Four = Shape<1, 4, 4>;
+  using Eight = Shape<1, 8, 4, 128>;
   static constexpr int kBytes =
       std::max(std::max(One::kBytes, Two::kBytes), std::max(Four::kBytes, Eight::kBytes));
 };
@@ -73,14 +73,13 @@ class UpJob {
   __device__ UpJob(const DecodeArgs& a, const Plan& plan) : a_(a), plan_(plan) {
     has_gate_ = a.gate_function.has_gate;
     tile_rows_ = has_gate_ ? 8 * kM : 16 * kM;
-    const int64_t total = int64_t{plan.num_entries} * a.intermediate;
-    const int64_t begin = total * blockIdx.x / gridDim.x;
-    const int64_t end = total * (blockIdx.x + 1) / gridDim.x;
-    if (begin == end) return;
-    first_entry_ = static_cast<int>(begin / a.intermediate);
-    first_row_ = static_cast<int>(begin % a.intermediate);
-    last_entry_ = static_cast<int>((end - 1) / a.intermediate);
-    last_end_ = static_cast<int>(end - int64_t{last_entry_} * a.intermediate);
+    const Place begin = share(blockIdx.x);
+    const Place end = share(blockIdx.x + 1);
+    if (begin.entry == end.entry && begin.row == end.row) return;
+    first_entry_ = begin.entry;
+    first_row_ = begin.row;
+    last_entry_ = end.row == 0 ? end.entry - 1 : end.entry;
+    last_end_ = end.row == 0 ? a.intermediate : end.row;
     first_end_ = last_entry_ == first_entry_ ? last_end_ : a.intermediate;
     first_tiles_ = tiles_of(first_end_ - first_row_);
     tiles_each_ = tiles_of(a.intermediate);
@@ -109,9 +108,12 @@ class UpJob {
       rows.low_rows = min(tile.rows, 8 * kM);
       rows.high_rows = tile.rows - rows.low_rows;
     }
-    rows.first = plan_.entry_first[tile.entry];
-    rows.count = plan_.entry_count[tile.entry];
     return rows;
+  }
+
+  __device__ TileTokens tokens(int index) const {
+    const int entry = tile_at(index).entry;
+    return {plan_.entry_first[entry], plan_.entry_count[entry]};
   }
 
   template <int kN>
@@ -146,6 +148,18 @@ class UpJob {
   }
 
  private:
+  struct Place {
+    int entry;
+    int row;
+  };
+  // Where the share of a block begins: entries * rows * block / blocks without the large numbers.
+  __device__ Place share(uint32_t block) const {
+    const uint32_t scaled = static_cast<uint32_t>(plan_.num_entries) * block;
+    const uint32_t rest = scaled % gridDim.x;
+    return {static_cast<int>(scaled / gridDim.x),
+            static_cast<int>(rest * static_cast<uint32_t>(a_.intermediate) / gridDim.x)};
+  }
+
   struct Tile {
     int entry;
     int row;
@@ -183,8 +197,9 @@ template <typename T, int kM>
 class DownJob {
  public:
   __device__ DownJob(const DecodeArgs& a, const Plan& plan, float* shared_y) : a_(a), plan_(plan) {
-    begin = static_cast<int>(int64_t{a.hidden} * blockIdx.x / gridDim.x);
-    end = static_cast<int>(int64_t{a.hidden} * (blockIdx.x + 1) / gridDim.x);
+    const auto hidden = static_cast<uint32_t>(a.hidden);
+    begin = static_cast<int>(hidden * blockIdx.x / gridDim.x);
+    end = static_cast<int>(hidden * (blockIdx.x + 1) / gridDim.x);
     const int columns = end - begin;
     const int blocks = (columns + 16 * kM - 1) / (16 * kM);
     block_rows_ = blocks == 0 ? 0 : (columns + blocks - 1) / blocks;
@@ -204,9 +219,12 @@ class DownJob {
     rows.high = rows.low + 8 * kM * rows.stride;
     rows.low_rows = min(tile.rows, 8 * kM);
     rows.high_rows = tile.rows - rows.low_rows;
-    rows.first = plan_.entry_first[tile.entry];
-    rows.count = plan_.entry_count[tile.entry];
     return rows;
+  }
+
+  __device__ TileTokens tokens(int index) const {
+    const int entry = tile_at(index).entry;
+    return {plan_.entry_first[entry], plan_.entry_count[entry]};
   }
 
   template <int kN>
@@ -244,8 +262,12 @@ class DownJob {
     int rows;
   };
   __device__ Tile tile_at(int index) const {
-    const int row = begin + index / plan_.num_entries * block_rows_;
-    return {index % plan_.num_entries, row, min(block_rows_, end - row)};
+    int row = begin;
+    while (index >= plan_.num_entries) {  // a few times at most
+      index -= plan_.num_entries;
+      row += block_rows_;
+    }
+    return {index, row, min(block_rows_, end - row)};
   }
 
   const DecodeArgs& a_;
@@ -254,14 +276,28 @@ class DownJob {
   int num_tiles_;
 };
 
+#ifdef CADRE_DECODE_TRACE
+__device__ unsigned long long trace_times[2][256][12];
+__device__ inline void trace(int kernel, int point) {
+  if (threadIdx.x != 0) return;
+  unsigned long long t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
+  trace_times[kernel][blockIdx.x][point] = t;
+}
+#else
+__device__ inline void trace(int, int) {}
+#endif
+
 template <typename T, typename Shape>
 __device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
   const UpJob<T, Shape::kM> job(a, plan);
   const TokenRows x = {static_cast<const char*>(a.x), a.x_stride * int64_t{sizeof(T)}};
   WeightStream<T, Shape, UpJob<T, Shape::kM>> stream(memory, plan, job, x, a.hidden);
   stream.start_weights(0);
+  trace(0, 3);
   let_next_kernel_start();
   stream.run();
+  trace(0, 4);
 }
 
 template <typename T, bool kSmall>
@@ -269,9 +305,12 @@ __global__ void __launch_bounds__(kStreamThreads, kSmall ? 2 : 1)
     fast_up(const __grid_constant__ DecodeArgs a) {
   using Of = Shapes<kSmall, 2>;
   extern __shared__ __align__(128) char memory[];
+  trace(0, 0);
   wait_for_previous_kernel();
+  trace(0, 1);
   const Plan plan = build_plan<kStreamThreads>(memory + Of::kBytes, a, true,
                                                kSmall ? kSmallTokens : kMaxEntryTokens);
+  trace(0, 2);
   if constexpr (kSmall) {
     up_of<T, typename Of::One>(a, plan, memory);
   } else {
@@ -288,16 +327,21 @@ __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, flo
   const DownJob<T, Shape::kM> job(a, plan, shared_y);
   const TokenRows h = {static_cast<const char*>(a.h), a.h_stride * int64_t{sizeof(T)}};
   WeightStream<T, Shape, DownJob<T, Shape::kM>> stream(memory, plan, job, h, a.intermediate);
+  trace(1, 1);
   stream.start_weights(prefetched_stages);
+  trace(1, 2);
   wait_for_previous_kernel();
+  trace(1, 3);
   let_next_kernel_start();
   stream.run();
+  trace(1, 4);
   __syncthreads();
   const int columns = job.end - job.begin;
   for (int i = threadIdx.x; i < a.num_tokens * columns; i += kStreamThreads) {
     const int column = i % columns;
     combine_one<T>(a, plan, i / columns, job.begin + column, job.y + column, job.y_stride);
   }
+  trace(1, 5);
 }
 
 template <typename T, bool kSmall, int kM>
@@ -306,6 +350,7 @@ __global__ void __launch_bounds__(kStreamThreads, kSmall ? 2 : 1)
   using Of = Shapes<kSmall, kM>;
   extern __shared__ __align__(128) char memory[];
   char* const behind = memory + Of::kBytes;
+  trace(1, 0);
   // The ids are older than `up`, which began when they were there.
   const Plan plan =
       build_plan<kStreamThreads>(behind, a, false, kSmall ? kSmallTokens : kMaxEntryTokens);

@@ -8,9 +8,9 @@
 
 namespace cadre::cuda {
 
-/// Entries are experts with up to `max_count` of their pairs; an expert with more has several. The
-/// order of entries is a function of the ids; the order of pairs within an expert is not, and no
-/// value depends on it: each pair is a column of its own.
+/// Entries are experts with up to `max_count` of their pairs; an expert with more has several. All
+/// blocks have the same entries with the same pairs. The order of pairs within an entry may differ;
+/// no value depends on it: each pair is a column of its own.
 struct Plan {
   int32_t* expert_of_pair;  // [P]; -1: no expert
   int32_t* entry_expert;    // [P]
@@ -89,6 +89,7 @@ __device__ uint32_t exclusive_sum(uint32_t value) {
   }
   if (lane == 31) warp_sums[warp] = sum;
   __syncthreads();
+#pragma unroll 1
   for (int w = 0; w < warp; ++w) sum += warp_sums[w];
   return sum - value;
 }
@@ -100,15 +101,18 @@ __device__ void plan_entries(Plan& plan, int experts, int max_count) {
   const int begin = min(static_cast<int>(threadIdx.x) * each, experts);
   const int end = min(begin + each, experts);
   uint32_t mine = 0;  // entries in the upper half, pairs in the lower
+#pragma unroll 1
   for (int e = begin; e < end; ++e) {
     const uint32_t count = static_cast<uint32_t>(plan.cursor[e]);
     mine += count + ((count + max_count - 1) / max_count << 16);
   }
   uint32_t at = exclusive_sum<kThreads>(mine);
   int largest = 0;
+#pragma unroll 1
   for (int e = begin; e < end; ++e) {
     const int count = plan.cursor[e];
     plan.cursor[e] = static_cast<int32_t>(at & 0xffff);
+#pragma unroll 1
     for (int done = 0; done < count; done += max_count) {
       const int entry = static_cast<int>(at >> 16);
       const int here = min(count - done, max_count);
@@ -123,6 +127,41 @@ __device__ void plan_entries(Plan& plan, int experts, int max_count) {
   if (threadIdx.x == kThreads - 1) plan.totals[0] = static_cast<int32_t>(at >> 16);
 }
 
+/// Lists the pairs of each expert, in any order.
+template <int kThreads>
+__device__ void plan_pairs(Plan& plan, const DecodeArgs& a, int pairs, bool rows_are_tokens) {
+#pragma unroll 1
+  for (int p = threadIdx.x; p < pairs; p += kThreads) {
+    const int32_t expert = plan.expert_of_pair[p];
+    if (expert < 0) continue;
+    const int at = atomicAdd(&plan.cursor[expert], 1);
+    plan.pair[at] = static_cast<uint16_t>(p);
+    plan.row[at] = static_cast<uint16_t>(rows_are_tokens ? p / a.top_k : p);
+  }
+}
+
+/// The same in ascending order, by one warp: for experts of several entries.
+__device__ inline void plan_pairs_in_order(Plan& plan, const DecodeArgs& a, int pairs,
+                                           bool rows_are_tokens) {
+  if (threadIdx.x >= 32) return;
+  const int lane = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+  for (int first = 0; first < pairs; first += 32) {
+    const int p = first + lane;
+    const int32_t expert = p < pairs ? plan.expert_of_pair[p] : -1;
+    const uint32_t same = __match_any_sync(~0u, expert);
+    const int before = __popc(same & ((1u << lane) - 1));
+    const int start = expert >= 0 ? plan.cursor[expert] : 0;
+    __syncwarp();
+    if (expert >= 0) {
+      plan.pair[start + before] = static_cast<uint16_t>(p);
+      plan.row[start + before] = static_cast<uint16_t>(rows_are_tokens ? p / a.top_k : p);
+      if (before == 0) plan.cursor[expert] = start + __popc(same);
+    }
+    __syncwarp();
+  }
+}
+
 /// For blocks of kThreads threads; ends with the plan visible to all of them.
 template <int kThreads>
 __device__ Plan build_plan(char* memory, const DecodeArgs& a, bool rows_are_tokens, int max_count) {
@@ -131,9 +170,11 @@ __device__ Plan build_plan(char* memory, const DecodeArgs& a, bool rows_are_toke
   if (a.num_tokens == 1 && a.top_k <= 32) {
     plan_one_token(plan, a, rows_are_tokens);
   } else {
+#pragma unroll 1
     for (int e = threadIdx.x; e < a.num_experts; e += kThreads) plan.cursor[e] = 0;
     if (threadIdx.x == 0) plan.totals[1] = 0;
     __syncthreads();
+#pragma unroll 1
     for (int p = threadIdx.x; p < pairs; p += kThreads) {
       const int32_t expert = expert_of(a, p);
       plan.expert_of_pair[p] = expert;
@@ -142,12 +183,10 @@ __device__ Plan build_plan(char* memory, const DecodeArgs& a, bool rows_are_toke
     __syncthreads();
     plan_entries<kThreads>(plan, a.num_experts, max_count);
     __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += kThreads) {
-      const int32_t expert = plan.expert_of_pair[p];
-      if (expert < 0) continue;
-      const int at = atomicAdd(&plan.cursor[expert], 1);
-      plan.pair[at] = static_cast<uint16_t>(p);
-      plan.row[at] = static_cast<uint16_t>(rows_are_tokens ? p / a.top_k : p);
+    if (plan.totals[1] == max_count) {
+      plan_pairs_in_order(plan, a, pairs, rows_are_tokens);
+    } else {
+      plan_pairs<kThreads>(plan, a, pairs, rows_are_tokens);
     }
   }
   __syncthreads();

@@ -9,37 +9,43 @@
 
 namespace cadre::cuda {
 
-#ifdef __CUDACC__
-
-inline constexpr int kChunkBytes = 128;  // of a row in one stage
-
-/// A ring of kStages stages for each of kWarps warps. A stage holds 16 * kM rows of weights, the
-/// upper 8 * kM of them a half of their own (up beside gate), and 8 * kN rows of tokens.
-template <int kWarps_, int kM_, int kN_, int kStages_>
+/// A ring of kStages stages for each of kWarps warps. A stage holds kChunk bytes (128 or 256) of
+/// 16 * kM rows of weights, the upper 8 * kM of them a half of their own (up beside gate), and of
+/// 8 * kN rows of tokens.
+template <int kWarps_, int kM_, int kN_, int kChunk_, int kStages_>
 struct StreamShape {
   static constexpr int kWarps = kWarps_;
   static constexpr int kM = kM_;
   static constexpr int kN = kN_;
+  static constexpr int kChunk = kChunk_;
   static constexpr int kStages = kStages_;
+  static constexpr int kPieces = kChunk / 16;       // of a row, each 16 bytes
+  static constexpr int kRowsAtOnce = 32 / kPieces;  // that a warp copies in one instruction
   static constexpr int kHalf = 8 * kM;
-  static constexpr int kHalfBytes = kHalf * kChunkBytes;
-  static constexpr int kStageBytes = 2 * kHalfBytes + 8 * kN * kChunkBytes;
+  static constexpr int kHalfBytes = kHalf * kChunk;
+  static constexpr int kStageBytes = 2 * kHalfBytes + 8 * kN * kChunk;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kPartFloats = kM * kN * 4 * 32;
   // Ring and one part for each warp; the other part lies in the ring when that has run dry.
   static constexpr int kBytes = kWarps * (kRingBytes + kPartFloats * 4);
   static_assert(kRingBytes >= kPartFloats * 4);
+  // Sums of one output that are kept apart, so that products need not wait for each other.
+  static constexpr int kSets = kM * kN >= 4 ? 1 : 4 / (kM * kN);
 };
 
-/// Where the rows of a tile are: two halves of up to 8 * kM rows, and the entry's tokens.
+/// The tokens of a tile: places in plan.row.
+struct TileTokens {
+  int first;
+  int count;
+};
+
+/// Where the rows of a tile are: two halves of up to 8 * kM rows.
 struct TileRows {
   const char* low;  // first row of the lower half, and so on
   const char* high;
   int64_t stride;  // bytes
   int low_rows;
   int high_rows;
-  int first;  // of plan.row
-  int count;  // tokens
 };
 
 /// The matrix that all tiles multiply: rows of x or h.
@@ -48,197 +54,252 @@ struct TokenRows {
   int64_t stride;  // bytes
 };
 
+#ifdef __CUDACC__
+
 template <typename T, typename Shape, typename Job>
 class WeightStream {
  public:
+  /// `k` is a multiple of the elements of 16 bytes.
   __device__ WeightStream(char* memory, const Plan& plan, const Job& job, TokenRows tokens, int k)
       : plan_(plan),
         job_(job),
         tokens_(tokens),
-        k_bytes_(k * static_cast<int>(sizeof(T))),
-        chunks_((k_bytes_ + kChunkBytes - 1) / kChunkBytes),
+        pieces_(k * static_cast<int>(sizeof(T)) / 16),
+        chunks_((pieces_ + Shape::kPieces - 1) / Shape::kPieces),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
-        memory_(memory) {
-    const int64_t total = int64_t{job.num_tiles()} * chunks_;
-    begin_ = total * warp_ / Shape::kWarps;
-    end_ = total * (warp_ + 1) / Shape::kWarps;
-    ring_ = memory + warp_ * Shape::kRingBytes;
-    ring_address_ = static_cast<uint32_t>(__cvta_generic_to_shared(ring_));
-    policy_ = read_once_policy();
-    weights_.place(begin_, chunks_);
-    x_.place(begin_, chunks_);
-    open_weights();
-    open_tokens();
+        lane_row_(lane_ / Shape::kPieces),
+        lane_piece_(lane_ % Shape::kPieces),
+        memory_(memory),
+        ring_(memory + warp_ * Shape::kRingBytes) {
+    copies_to_ = static_cast<uint32_t>(__cvta_generic_to_shared(ring_)) +
+                 lane_row_ * Shape::kChunk + place_in_row(lane_piece_, lane_row_);
+    begin_ = begin_of(warp_);
+    end_ = begin_of(warp_ + 1);
+    copied_ = {begin_.tile, begin_.chunk, true,
+               (end_.tile - begin_.tile) * chunks_ + end_.chunk - begin_.chunk};
   }
 
   /// Starts the copies of the first weights, and brings more of them into L2.
   __device__ void start_weights(int prefetched_stages) {
-    for (int s = 0; s < Shape::kStages - 1; ++s) {
-      copy_weights(s);
-      commit_copies();
+    Cursor at = copied_;
+#pragma unroll 1
+    for (int s = 0; s < Shape::kStages - 1 && at.left > 0; ++s) {
+      copy_weights(s, at);
+      at.next(chunks_);
     }
-    prefetch(prefetched_stages);
+    commit_copies();
+    prefetch(at, prefetched_stages);
   }
 
-  /// The rest of the first stages, and all others.
+  /// The tokens of the first stages, and all other stages.
   __device__ void run() {
-    for (int s = 0; s < Shape::kStages - 1; ++s) {
-      copy_tokens(s);
-      commit_copies();
-    }
     consume();
     wait_copies<0>();
     finish();
   }
 
  private:
+  struct Place {
+    int tile;
+    int chunk;
+  };
   // A place in the warp's list of chunks.
   struct Cursor {
     int tile;
     int chunk;
-    int64_t at;
+    bool is_new;  // at the first chunk of the tile that the warp has
+    int left;     // chunks
 
-    __device__ void place(int64_t begin, int chunks) {
-      at = begin;
-      tile = static_cast<int>(begin / chunks);
-      chunk = static_cast<int>(begin % chunks);
-    }
-    // True at a new tile.
-    __device__ bool next(int chunks) {
-      ++at;
-      if (++chunk < chunks) return false;
+    __device__ void next(int chunks) {
+      --left;
+      is_new = ++chunk == chunks;
+      if (!is_new) return;
       chunk = 0;
       ++tile;
-      return true;
     }
   };
 
-  // Rows lie 128 bytes apart; the 64-byte halves of odd ones are swapped, so that reading two rows
-  // at once meets every bank once.
+  // Where the share of a warp begins: tiles * chunks * warp / kWarps without the large numbers.
+  __device__ Place begin_of(int warp) const {
+    const auto scaled = static_cast<uint32_t>(job_.num_tiles()) * static_cast<uint32_t>(warp);
+    const auto rest = static_cast<int>(scaled % Shape::kWarps);
+    return {static_cast<int>(scaled / Shape::kWarps), rest * chunks_ / Shape::kWarps};
+  }
+
+  // The 64-byte halves of every 128 are swapped in odd rows, so that reading two rows at once meets
+  // every bank once.
   __device__ static int place_in_row(int piece, int row) { return (piece ^ ((row & 1) << 2)) * 16; }
 
   __device__ int piece_bytes(int chunk) const {
-    return max(0, min(16, k_bytes_ - chunk * kChunkBytes - lane_ % 8 * 16));
+    return chunk * Shape::kPieces + lane_piece_ < pieces_ ? 16 : 0;
   }
 
-  __device__ void open_weights() {
-    if (weights_.at >= end_) return;
-    const TileRows rows = job_.rows(weights_.tile);
-    const int64_t lane_offset =
-        lane_ / 8 * rows.stride + weights_.chunk * kChunkBytes + lane_ % 8 * 16;
-    low_ = rows.low + lane_offset;
-    high_ = rows.high + lane_offset;
-    four_rows_ = rows.stride * 4;
-    low_rows_ = rows.low_rows;
-    high_rows_ = rows.high_rows;
-  }
-  __device__ void open_tokens() {
-    if (x_.at >= end_) return;
-    const TileRows rows = job_.rows(x_.tile);
-    first_ = rows.first;
-    count_ = rows.count;
-  }
-
-  __device__ void copy_weights(int stage) {
-    if (weights_.at >= end_) return;
-    const int bytes = piece_bytes(weights_.chunk);
-    const int row = lane_ / 8;
-    uint32_t to = ring_address_ + stage * Shape::kStageBytes + row * kChunkBytes +
-                  place_in_row(lane_ % 8, row);
-#pragma unroll
-    for (int j = 0; j < 2 * Shape::kM; ++j) {
-      copy_piece_once(to, low_ + j * four_rows_, row + 4 * j < low_rows_ ? bytes : 0, policy_);
-      to += 4 * kChunkBytes;
+  // Rows beyond the tile's and tokens beyond the entry's are not copied: what lies in their places
+  // goes into sums that nobody reads.
+  __device__ void copy_weights(int stage, const Cursor& at) {
+    if (at.is_new) {
+      const TileRows rows = job_.rows(at.tile);
+      const int64_t offset = lane_row_ * rows.stride + at.chunk * Shape::kChunk + lane_piece_ * 16;
+      low_ = rows.low + offset;
+      high_ = rows.high + offset;
+      step_ = rows.stride * Shape::kRowsAtOnce;
+      low_rows_ = rows.low_rows - lane_row_;
+      high_rows_ = rows.high_rows - lane_row_;
+      is_full_ = rows.low_rows == Shape::kHalf && rows.high_rows == Shape::kHalf;
     }
+    const uint32_t to = copies_to_ + stage * Shape::kStageBytes;
+    const char* low = low_;
+    const char* high = high_;
+    if (is_full_ && (at.chunk + 1) * Shape::kPieces <= pieces_) {
 #pragma unroll
-    for (int j = 0; j < 2 * Shape::kM; ++j) {
-      copy_piece_once(to, high_ + j * four_rows_, row + 4 * j < high_rows_ ? bytes : 0, policy_);
-      to += 4 * kChunkBytes;
-    }
-    low_ += kChunkBytes;
-    high_ += kChunkBytes;
-    if (weights_.next(chunks_)) open_weights();
-  }
-
-  __device__ void copy_tokens(int stage) {
-    if (x_.at >= end_) return;
-    const int bytes = piece_bytes(x_.chunk);
-    const int row = lane_ / 8;
-    uint32_t to = ring_address_ + stage * Shape::kStageBytes + 2 * Shape::kHalfBytes +
-                  row * kChunkBytes + place_in_row(lane_ % 8, row);
-    const char* from = tokens_.data + x_.chunk * kChunkBytes + lane_ % 8 * 16;
-#pragma unroll
-    for (int j = 0; j < 2 * Shape::kN; ++j) {
-      const int n = row + 4 * j;
-      if (j < 2 || 8 * (j / 2) < count_) {
-        const bool is_there = n < count_;
-        const int64_t source = is_there ? plan_.row[first_ + n] : 0;
-        copy_piece(to, from + source * tokens_.stride, is_there ? bytes : 0);
+      for (int r = 0; r < Shape::kHalf; r += Shape::kRowsAtOnce) {
+        copy_piece(to + r * Shape::kChunk, low);
+        copy_piece(to + (Shape::kHalf + r) * Shape::kChunk, high);
+        low += step_;
+        high += step_;
       }
-      to += 4 * kChunkBytes;
+    } else {
+      const int bytes = piece_bytes(at.chunk);
+#pragma unroll
+      for (int r = 0; r < Shape::kHalf; r += Shape::kRowsAtOnce) {
+        if (r < low_rows_) copy_piece(to + r * Shape::kChunk, low, bytes);
+        if (r < high_rows_) copy_piece(to + (Shape::kHalf + r) * Shape::kChunk, high, bytes);
+        low += step_;
+        high += step_;
+      }
     }
-    if (x_.next(chunks_)) open_tokens();
+    low_ += Shape::kChunk;
+    high_ += Shape::kChunk;
   }
 
-  __device__ void prefetch(int stages) {
-    Cursor cursor = weights_;
-    for (int s = 0; s < stages && cursor.at < end_; ++s) {
-      const TileRows rows = job_.rows(cursor.tile);
-      const int64_t offset = cursor.chunk * kChunkBytes;
-      if (lane_ < rows.low_rows) prefetch_line(rows.low + lane_ * rows.stride + offset);
-      if (lane_ < rows.high_rows) prefetch_line(rows.high + lane_ * rows.stride + offset);
+  static constexpr int kTokenCopies = 8 * Shape::kN / Shape::kRowsAtOnce;
+  static constexpr bool kKeepsTokens = kTokenCopies <= 4;  // their addresses, in registers
+
+  __device__ const char* token_at(int n, int chunk) const {
+    return tokens_.data + plan_.row[first_ + n] * tokens_.stride + chunk * Shape::kChunk +
+           lane_piece_ * 16;
+  }
+
+  __device__ void copy_tokens(int stage, const Cursor& at) {
+    if (at.is_new) {
+      const TileTokens tokens = job_.tokens(at.tile);
+      first_ = tokens.first;
+      count_ = tokens.count;
+      if constexpr (kKeepsTokens) {
+#pragma unroll
+        for (int j = 0; j < kTokenCopies; ++j) {
+          const int n = lane_row_ + j * Shape::kRowsAtOnce;
+          if (n < count_) kept_[j] = token_at(n, at.chunk);
+        }
+      }
+    }
+    const int bytes = piece_bytes(at.chunk);
+    const uint32_t to = copies_to_ + stage * Shape::kStageBytes + 2 * Shape::kHalfBytes;
+#pragma unroll
+    for (int j = 0; j < kTokenCopies; ++j) {
+      const int n = lane_row_ + j * Shape::kRowsAtOnce;
+      if (n >= count_) continue;
+      if constexpr (kKeepsTokens) {
+        copy_piece(to + j * Shape::kRowsAtOnce * Shape::kChunk, kept_[j], bytes);
+        kept_[j] += Shape::kChunk;
+      } else {
+        copy_piece(to + j * Shape::kRowsAtOnce * Shape::kChunk, token_at(n, at.chunk), bytes);
+      }
+    }
+  }
+
+  // Up to 32 lines of 128 bytes are a stage.
+  __device__ void prefetch(Cursor cursor, int stages) const {
+    constexpr int kLines = Shape::kChunk / 128;
+    static_assert(2 * Shape::kHalf * kLines <= 32);
+    if (lane_ >= 2 * Shape::kHalf * kLines) return;
+    const int row = lane_ / kLines;
+    const char* line = nullptr;
+#pragma unroll 1
+    for (; stages > 0 && cursor.left > 0; --stages) {
+      if (cursor.is_new || line == nullptr) {
+        const TileRows rows = job_.rows(cursor.tile);
+        const bool is_low = row < Shape::kHalf;
+        const int r = is_low ? row : row - Shape::kHalf;
+        const bool is_there = r < (is_low ? rows.low_rows : rows.high_rows);
+        line = (is_low ? rows.low : rows.high) + (is_there ? r : 0) * rows.stride +
+               lane_ % kLines * 128;
+      }
+      prefetch_line(line + cursor.chunk * Shape::kChunk);
       cursor.next(chunks_);
     }
   }
 
+  static constexpr int kHalves = Shape::kChunk / 64;  // what one lane's 16 bytes are a quarter of
+
+  // A stage's weights, and its tokens where they are few.
+  struct Raw {
+    uint4 low[kHalves][Shape::kM];
+    uint4 high[kHalves][Shape::kM];
+    uint4 x[Shape::kN == 1 ? kHalves : 1];
+  };
   using Sums = float[Shape::kM][Shape::kN][4];
 
-  __device__ static void clear(Sums& sums) {
+  __device__ const uint4* stage_at(int stage, int half, int row) const {
+    return reinterpret_cast<const uint4*>(ring_ + stage * Shape::kStageBytes +
+                                          (row + lane_ / 4) * Shape::kChunk +
+                                          place_in_row(4 * half + lane_ % 4, lane_ / 4));
+  }
+
+  __device__ void load(int stage, Raw& raw) const {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int i = 0; i < Shape::kM; ++i) {
+        raw.low[h][i] = *stage_at(stage, h, 8 * i);
+        raw.high[h][i] = *stage_at(stage, h, Shape::kHalf + 8 * i);
+      }
+      if constexpr (Shape::kN == 1) raw.x[h] = *stage_at(stage, h, 2 * Shape::kHalf);
+    }
+  }
+
+  __device__ void multiply(int stage, const Raw& raw, int count, Sums (&sums)[Shape::kSets]) const {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      typename Product<T>::Fragment low[Shape::kM];
+      typename Product<T>::Fragment high[Shape::kM];
+#pragma unroll
+      for (int i = 0; i < Shape::kM; ++i) {
+        low[i] = Product<T>::prepare(raw.low[h][i]);
+        high[i] = Product<T>::prepare(raw.high[h][i]);
+      }
+      typename Product<T>::Fragment x[Shape::kN];
+#pragma unroll
+      for (int n = 0; n < Shape::kN; ++n) {
+        if (n != 0 && 8 * n >= count) continue;
+        x[n] = Product<T>::prepare(Shape::kN == 1 ? raw.x[h]
+                                                  : *stage_at(stage, h, 2 * Shape::kHalf + 8 * n));
+      }
+#pragma unroll
+      for (int step = 0; step < Product<T>::kSteps; ++step) {
+        Sums& to = sums[(2 * h + step) % Shape::kSets];
+#pragma unroll
+        for (int n = 0; n < Shape::kN; ++n) {
+          if (n != 0 && 8 * n >= count) continue;
+#pragma unroll
+          for (int i = 0; i < Shape::kM; ++i) {
+            Product<T>::add(to[i][n], step, low[i], high[i], x[n]);
+          }
+        }
+      }
+    }
+  }
+
+  template <typename Do>
+  __device__ static void for_each_sum(const Do& act) {
 #pragma unroll
     for (int i = 0; i < Shape::kM; ++i) {
 #pragma unroll
       for (int n = 0; n < Shape::kN; ++n) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) sums[i][n][c] = 0;
+        for (int c = 0; c < 4; ++c) act(i, n, c, ((i * Shape::kN + n) * 4 + c) * 32);
       }
-    }
-  }
-
-  __device__ void multiply(int stage, int count, Sums& sums) const {
-    const char* at = ring_ + stage * Shape::kStageBytes + lane_ / 4 * kChunkBytes;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const char* mine = at + place_in_row(4 * half + lane_ % 4, lane_ / 4);
-      typename Product<T>::Fragment low[Shape::kM];
-      typename Product<T>::Fragment high[Shape::kM];
-#pragma unroll
-      for (int i = 0; i < Shape::kM; ++i) {
-        low[i] = Product<T>::prepare(*reinterpret_cast<const uint4*>(mine + i * 8 * kChunkBytes));
-        high[i] = Product<T>::prepare(
-            *reinterpret_cast<const uint4*>(mine + Shape::kHalfBytes + i * 8 * kChunkBytes));
-      }
-#pragma unroll
-      for (int n = 0; n < Shape::kN; ++n) {
-        if (n == 0 || 8 * n < count) {
-          const auto x = Product<T>::prepare(
-              *reinterpret_cast<const uint4*>(mine + 2 * Shape::kHalfBytes + n * 8 * kChunkBytes));
-#pragma unroll
-          for (int i = 0; i < Shape::kM; ++i) add(sums[i][n], low[i], high[i], x);
-        }
-      }
-    }
-  }
-  __device__ static void add(float (&sum)[4], const typename Product<T>::Fragment& low,
-                             const typename Product<T>::Fragment& high,
-                             const typename Product<T>::Fragment& x) {
-    if constexpr (kFreshSums<T>) {
-      float fresh[4] = {};
-      Product<T>::add(fresh, low, high, x);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) sum[c] += fresh[c];
-    } else {
-      Product<T>::add(sum, low, high, x);
     }
   }
 
@@ -251,107 +312,110 @@ class WeightStream {
     return reinterpret_cast<float*>(at) + lane_;
   }
   __device__ static void store_part(float* part, const Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < Shape::kM; ++i) {
-#pragma unroll
-      for (int n = 0; n < Shape::kN; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) part[((i * Shape::kN + n) * 4 + c) * 32] = sums[i][n][c];
-      }
-    }
-  }
-  __device__ static void add_part(const float* part, Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < Shape::kM; ++i) {
-#pragma unroll
-      for (int n = 0; n < Shape::kN; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) sums[i][n][c] += part[((i * Shape::kN + n) * 4 + c) * 32];
-      }
-    }
+    for_each_sum([&](int i, int n, int c, int at) { part[at] = sums[i][n][c]; });
   }
 
   __device__ void consume() {
-    Cursor cursor;
-    cursor.place(begin_, chunks_);
-    Sums sums;
-    clear(sums);
-    bool is_begun_by_other = cursor.chunk != 0;
-    int count = begin_ < end_ ? job_.rows(cursor.tile).count : 0;
+    Sums sums[Shape::kSets];
+    Raw raw;
+    Cursor at = copied_;
+    bool is_begun_by_other = begin_.chunk != 0;
+    int count = 0;
     int read = 0;
-    int write = Shape::kStages - 1;
-    while (cursor.at < end_) {
-      wait_copies<Shape::kStages - 2>();
-      __syncwarp();  // all lanes' copies have landed, and all have read the stage before this one
-      copy_weights(write);
-      copy_tokens(write);
+    int write = 0;
+    int ahead = Shape::kStages - 1;  // stages that have weights, but no tokens yet
+#pragma unroll 1
+    while (at.left > 0) {
+      if (ahead == 0) {
+        wait_copies<Shape::kStages - 2>();
+        __syncwarp();  // all lanes' copies have landed, and all have read the stage before
+        load(read, raw);
+      }
+      if (copied_.left > 0) {
+        if (ahead == 0) copy_weights(write, copied_);
+        copy_tokens(write, copied_);
+        copied_.next(chunks_);
+      }
       commit_copies();
       write = write + 1 == Shape::kStages ? 0 : write + 1;
-      multiply(read, count, sums);
-      read = read + 1 == Shape::kStages ? 0 : read + 1;
-      const int tile = cursor.tile;
-      if (cursor.next(chunks_)) {
-        if (is_begun_by_other) {
-          store_part(part(warp_, 0), sums);
-        } else {
-          job_.emit(tile, sums);
-        }
-        is_begun_by_other = false;
-        clear(sums);
-        if (cursor.at < end_) count = job_.rows(cursor.tile).count;
+      if (ahead != 0) {
+        --ahead;
+        continue;
       }
+      if (at.is_new) {
+        count = job_.tokens(at.tile).count;
+#pragma unroll
+        for (int s = 0; s < Shape::kSets; ++s) {
+          for_each_sum([&](int i, int n, int c, int) { sums[s][i][n][c] = 0; });
+        }
+      }
+      multiply(read, raw, count, sums);
+      read = read + 1 == Shape::kStages ? 0 : read + 1;
+      const int tile = at.tile;
+      at.next(chunks_);
+      if (!at.is_new && at.left > 0) continue;
+#pragma unroll
+      for (int s = 1; s < Shape::kSets; ++s) {
+        for_each_sum([&](int i, int n, int c, int) { sums[0][i][n][c] += sums[s][i][n][c]; });
+      }
+      if (is_begun_by_other) {
+        store_part(part(warp_, 0), sums[0]);
+      } else if (at.is_new) {
+        job_.emit(tile, sums[0]);
+      } else {
+        wait_copies<0>();
+        __syncwarp();
+        store_part(part(warp_, 1), sums[0]);
+      }
+      is_begun_by_other = false;
     }
-    if (begin_ == end_ || cursor.chunk == 0) return;
-    wait_copies<0>();
-    __syncwarp();
-    store_part(part(warp_, is_begun_by_other ? 0 : 1), sums);
-  }
-
-  __device__ int64_t begin_of(int warp) const {
-    return int64_t{job_.num_tiles()} * chunks_ * warp / Shape::kWarps;
   }
 
   // The warp that ends a tile which others began adds its parts up.
   __device__ void finish() {
     __syncthreads();
-    if (begin_ == end_ || begin_ % chunks_ == 0) return;
-    const int tile = static_cast<int>(begin_ / chunks_);
-    const int64_t tile_begin = int64_t{tile} * chunks_;
-    if (end_ < tile_begin + chunks_) return;
+    if (begin_.chunk == 0 || end_.tile == begin_.tile) return;
     int warp = warp_;
-    while (begin_of(warp) > tile_begin) --warp;
+    Place place = begin_;
+#pragma unroll 1
+    while (place.tile == begin_.tile && place.chunk != 0) place = begin_of(--warp);
     Sums sums;
-    clear(sums);
+    for_each_sum([&](int i, int n, int c, int) { sums[i][n][c] = 0; });
+#pragma unroll 1
     for (; warp <= warp_; ++warp) {
-      const int64_t begin = begin_of(warp);
-      if (begin == begin_of(warp + 1)) continue;
-      add_part(part(warp, begin > tile_begin ? 0 : 1), sums);
+      const Place next = begin_of(warp + 1);
+      const bool is_empty = place.tile == next.tile && place.chunk == next.chunk;
+      const float* from = part(warp, place.tile == begin_.tile && place.chunk != 0 ? 0 : 1);
+      if (!is_empty) for_each_sum([&](int i, int n, int c, int at) { sums[i][n][c] += from[at]; });
+      place = next;
     }
-    job_.emit(tile, sums);
+    job_.emit(begin_.tile, sums);
   }
 
   const Plan& plan_;
   const Job& job_;
   TokenRows tokens_;
-  int k_bytes_;
-  int chunks_;  // of a row
+  int pieces_;  // of a row
+  int chunks_;
   int lane_;
   int warp_;
+  int lane_row_;  // of each kRowsAtOnce rows: the one whose piece this lane copies
+  int lane_piece_;
   char* memory_;
   char* ring_;
-  uint32_t ring_address_;
-  uint64_t policy_;
-  int64_t begin_;  // this warp's chunks of the block's list
-  int64_t end_;
-  Cursor weights_;
+  uint32_t copies_to_;
+  Place begin_;  // this warp's chunks of the block's list
+  Place end_;
+  Cursor copied_;  // up to here; weights alone are ahead of it at first
   const char* low_ = nullptr;
   const char* high_ = nullptr;
-  int64_t four_rows_ = 0;
+  int64_t step_ = 0;
   int low_rows_ = 0;
   int high_rows_ = 0;
-  Cursor x_;
+  bool is_full_ = false;
   int first_ = 0;
   int count_ = 0;
+  const char* kept_[kKeepsTokens ? kTokenCopies : 1] = {};
 };
 
 #endif

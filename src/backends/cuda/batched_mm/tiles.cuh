@@ -36,16 +36,19 @@ struct Product {
   using Fragment = uint4;
   __device__ static Fragment prepare(uint4 raw) { return raw; }
   // 64 bytes of k: two steps of 16.
-  __device__ static void add(float (&c)[4], const Fragment& low, const Fragment& high,
+  static constexpr int kSteps = 2;
+  __device__ static void add(float (&c)[4], int step, const Fragment& low, const Fragment& high,
                              const Fragment& x) {
-    mma_16816(c, low.x, high.x, low.y, high.y, x.x, x.y, T{});
-    mma_16816(c, low.z, high.z, low.w, high.w, x.z, x.w, T{});
+    if (step == 0) {
+      mma_16816(c, low.x, high.x, low.y, high.y, x.x, x.y, T{});
+    } else {
+      mma_16816(c, low.z, high.z, low.w, high.w, x.z, x.w, T{});
+    }
   }
 };
 
 /// float32 as the sum of two tf32 numbers, whose products are exact: three products of four give
-/// float32's precision. Tensor cores round sums towards zero, so few are left to them at a time:
-/// see kFreshSums.
+/// float32's precision. Tensor cores round sums towards zero, so few are left to them at a time.
 struct SplitFloats {
   uint32_t high[4];
   uint32_t low[4];
@@ -75,39 +78,31 @@ struct Product<float> {
     }
     return f;
   }
-  __device__ static void add(float (&c)[4], const Fragment& low, const Fragment& high,
+  static constexpr int kSteps = 1;
+  __device__ static void add(float (&c)[4], int /*step*/, const Fragment& low, const Fragment& high,
                              const Fragment& x) {
+    float sum[4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      mma_1688(c, low.low[i], high.low[i], low.low[i + 1], high.low[i + 1], x.high[i],
+      mma_1688(sum, low.low[i], high.low[i], low.low[i + 1], high.low[i + 1], x.high[i],
                x.high[i + 1]);
-      mma_1688(c, low.high[i], high.high[i], low.high[i + 1], high.high[i + 1], x.low[i],
+      mma_1688(sum, low.high[i], high.high[i], low.high[i + 1], high.high[i + 1], x.low[i],
                x.low[i + 1]);
-      mma_1688(c, low.high[i], high.high[i], low.high[i + 1], high.high[i + 1], x.high[i],
+      mma_1688(sum, low.high[i], high.high[i], low.high[i + 1], high.high[i + 1], x.high[i],
                x.high[i + 1]);
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[i] += sum[i];
   }
 };
 
-/// Whether each stage adds up from zero and its sum is then added in float32.
-template <typename T>
-inline constexpr bool kFreshSums = sizeof(T) == 4;
-
-/// 16 bytes to shared memory, of which the last ones beyond `bytes` are zeros and not read.
+/// 16 bytes to shared memory. No compiler barrier: wait_copies is one.
+__device__ inline void copy_piece(uint32_t to, const char* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+/// The same; zeros, and nothing is read, when `bytes` is 0 and not 16.
 __device__ inline void copy_piece(uint32_t to, const char* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-/// The same for memory that is read once.
-__device__ inline void copy_piece_once(uint32_t to, const char* from, int bytes, uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
-               "l"(from), "r"(bytes), "l"(policy)
-               : "memory");
-}
-__device__ inline uint64_t read_once_policy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
