@@ -3,6 +3,7 @@
 
 #include "backends/cuda/dense/attention_kernels.h"
 #include "backends/cuda/dense/cuda_dense_ops.h"
+#include "backends/cuda/device/device_runtime.h"
 #include "core/check.h"
 
 namespace cadre::cuda {
@@ -35,13 +36,28 @@ bool fits_tensor_cores(const AttentionCall& call) {
          aligned(call.q) && aligned(call.keys) && aligned(call.values) && aligned(call.out);
 }
 
-// Only numbers that a recorded graph keeps: of tokens and sequences, and the caches' length.
-int32_t splits_of(const AttentionCall& call) {
+// Hopper and the data centre GPUs after it.
+bool has_clusters(const Stream& stream) {
+  const int capability = compute_capability(stream.device.index);
+  return capability >= 90 && capability < 110;
+}
+
+// How many blocks share a tile's keys. Only numbers that a recorded graph keeps say so: of tokens
+// and sequences, and the caches' length.
+int32_t splits_of(const AttentionCall& call, bool cluster) {
   const int64_t blocks = max_tiles(call, kFewRows) * call.num_kv_heads;
   const int64_t keys =
       call.window > 0 ? std::min<int64_t>(call.window, call.max_tokens) : call.max_tokens;
-  const int64_t useful = (keys + kMinSplitKeys - 1) / kMinSplitKeys;
-  return static_cast<int32_t>(std::clamp<int64_t>(kMaxPartials / blocks, 1, useful));
+  if (!cluster) {
+    const int64_t useful = (keys + 2 * kMinSplitKeys - 1) / (2 * kMinSplitKeys);
+    return static_cast<int32_t>(std::clamp<int64_t>(kMaxPartials / blocks, 1, useful));
+  }
+  int32_t splits = 1;
+  while (2 * splits <= kMaxCluster && 2 * splits * blocks <= kMaxPartials / 2 &&
+         splits * kMinSplitKeys < keys) {
+    splits *= 2;
+  }
+  return splits;
 }
 
 }  // namespace
@@ -58,8 +74,9 @@ void CudaDenseOps::attention(const AttentionArgs& args, Workspace& workspace,
                     max_tiles(call, kManyRows) * call.num_kv_heads >= kEnoughBlocks;
   if (fits && many) return attend_many(call, stream);
   const Workspace::Scope scope(workspace);
-  call.num_splits = splits_of(call);
-  if (call.num_splits > 1) {
+  const bool cluster = fits && has_clusters(stream);
+  call.num_splits = splits_of(call, cluster);
+  if (call.num_splits > 1 && !cluster) {
     const int64_t blocks = max_tiles(call, kFewRows) * call.num_kv_heads;
     call.partials =
         workspace.allocate<float>(blocks * call.num_splits * partial_floats(call.head_dim));
@@ -69,7 +86,7 @@ void CudaDenseOps::attention(const AttentionArgs& args, Workspace& workspace,
   } else {
     attend_any(call, stream);
   }
-  if (call.num_splits > 1) join_splits(call, stream);
+  if (call.partials != nullptr) join_splits(call, stream);
 }
 
 size_t CudaDenseOps::attention_workspace_bytes(const AttentionShape& shape, int64_t /*max_tokens*/,

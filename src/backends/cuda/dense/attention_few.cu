@@ -7,13 +7,32 @@ namespace {
 template <typename T, int kDim>
 void run(const AttentionCall& call, const Stream& stream) {
   using S = FewShape<kDim>;
-  static_assert(S::kSharedBytes >= S::kWarps * kFewRows * S::kPitch * sizeof(float));
   const int64_t blocks = max_tiles(call, kFewRows) * call.num_kv_heads;
   CADRE_ASSERT(blocks < INT32_MAX);
-  allow_shared_memory(attend_few_kernel<T, kDim>, S::kSharedBytes);
-  launch("attend_few_kernel", attend_few_kernel<T, kDim>,
-         dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(call.num_splits)),
-         32 * S::kWarps, S::kSharedBytes, stream_of(stream), dependent_launch(stream), call);
+  const auto kernel = attend_few_kernel<T, kDim>;
+  allow_shared_memory(kernel, S::kSharedBytes + 1);  // above what needs no leave
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(call.num_splits));
+  config.blockDim = dim3(32 * S::kWarps);
+  config.dynamicSmemBytes = S::kSharedBytes;
+  config.stream = stream_of(stream);
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (dependent_launch(stream) == Launch::kDependent) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (call.num_splits > 1 && call.partials == nullptr) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {1, static_cast<unsigned>(call.num_splits), 1};
+    if (call.num_splits > 8) {
+      CADRE_CUDA_CHECK(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    }
+  }
+  check(cudaLaunchKernelEx(&config, kernel, call), "attend_few_kernel", __FILE__, __LINE__);
 }
 
 template <typename T>

@@ -3,6 +3,8 @@
 // running softmax; the warps' results meet at the end.
 #pragma once
 
+#include <cooperative_groups.h>
+
 #include "backends/cuda/dense/attention_tiles.cuh"
 #include "backends/cuda/dense/mma.cuh"
 
@@ -20,6 +22,8 @@ struct FewShape {
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kPitch = kDim + 4;  // floats of a row where the warps' results meet
   static constexpr size_t kSharedBytes = static_cast<size_t>(kWarps) * kRingBytes;
+  static constexpr int kMet = kWarps * kFewRows * kPitch;  // float at which a block's results lie
+  static_assert(kSharedBytes >= (kMet + kFewRows * (kDim + 2)) * sizeof(float));
 };
 
 /// Up to 16 keys and values on their way; those beyond `end` become zeros.
@@ -121,10 +125,9 @@ __device__ inline uint32_t load_query(const AttentionCall& call, int64_t row, in
   return *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(call.q) + row + d);
 }
 
-/// The warps' results become the tile's, or a split's part of it.
+/// The warps' results become the block's: sums [kFewRows][kDim], maxima and divisors [kFewRows].
 template <int kDim>
-__device__ inline void finish_few(const AttentionCall& call, const AttentionTile& tile,
-                                  int32_t kv_head, FewState<kDim>& state, float* memory) {
+__device__ inline void join_warps(FewState<kDim>& state, float* memory, float* result) {
   using S = FewShape<kDim>;
   __shared__ float states[2][S::kWarps][kFewRows];
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -147,12 +150,9 @@ __device__ inline void finish_few(const AttentionCall& call, const AttentionTile
     }
   }
   __syncthreads();
-  const int64_t part = static_cast<int64_t>(blockIdx.x) * call.num_splits + blockIdx.y;
-  float* partial = call.partials + part * (kFewRows * (call.head_dim + 2));
   for (int i = static_cast<int>(threadIdx.x); i < kFewRows * (kDim / 2); i += 32 * S::kWarps) {
     const int row = i / (kDim / 2);
     const int d = 2 * (i % (kDim / 2));
-    if (tile.first_row + row >= tile.rows || d >= call.head_dim) continue;
     float max = kMinusInfinity;
 #pragma unroll
     for (int w = 0; w < S::kWarps; ++w) max = fmaxf(max, states[0][w][row]);
@@ -167,16 +167,59 @@ __device__ inline void finish_few(const AttentionCall& call, const AttentionTile
       sum.x += factor * from[0];
       sum.y += factor * from[1];
     }
-    if (call.num_splits == 1) {
-      const int64_t to = row_offset(call, tile, kv_head, tile.first_row + row) + d;
-      store_one(sum.x / divisor, call.out, call.dtype, to);
-      store_one(sum.y / divisor, call.out, call.dtype, to + 1);
-      continue;
-    }
-    *reinterpret_cast<float2*>(partial + row * call.head_dim + d) = sum;
+    *reinterpret_cast<float2*>(result + row * kDim + d) = sum;
     if (d == 0) {
-      partial[kFewRows * call.head_dim + row] = max;
-      partial[kFewRows * (call.head_dim + 1) + row] = divisor;
+      result[kFewRows * kDim + row] = max;
+      result[kFewRows * (kDim + 1) + row] = divisor;
+    }
+  }
+  __syncthreads();
+}
+
+/// Sums over `splits` blocks' results become outputs. result_of(split): where that block's lie.
+/// This block has rows first, first + step, ...
+template <int kDim, typename ResultOf>
+__device__ inline void write_rows(const AttentionCall& call, const AttentionTile& tile,
+                                  int32_t kv_head, int splits, int first, int step,
+                                  const ResultOf& result_of) {
+  using S = FewShape<kDim>;
+  const int rows = (kFewRows - first + step - 1) / step;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * (kDim / 2); i += 32 * S::kWarps) {
+    const int row = first + i / (kDim / 2) * step;
+    const int d = 2 * (i % (kDim / 2));
+    if (tile.first_row + row >= tile.rows || d >= call.head_dim) continue;
+    float max = kMinusInfinity;
+    for (int s = 0; s < splits; ++s) {
+      max = fmaxf(max, result_of(s)[kFewRows * kDim + row]);
+    }
+    float divisor = 0;
+    float2 sum = {0, 0};
+    for (int s = 0; s < splits; ++s) {
+      const float* result = result_of(s);
+      const float top = result[kFewRows * kDim + row];
+      const float factor = top == kMinusInfinity ? 0.0f : exp2f(top - max);
+      divisor += factor * result[kFewRows * (kDim + 1) + row];
+      const float2 part = *reinterpret_cast<const float2*>(result + row * kDim + d);
+      sum.x += factor * part.x;
+      sum.y += factor * part.y;
+    }
+    const int64_t to = row_offset(call, tile, kv_head, tile.first_row + row) + d;
+    store_one(sum.x / divisor, call.out, call.dtype, to);
+    store_one(sum.y / divisor, call.out, call.dtype, to + 1);
+  }
+}
+
+/// A split's results for join_splits().
+template <int kDim>
+__device__ inline void leave_partial(const AttentionCall& call, const float* result) {
+  using S = FewShape<kDim>;
+  const int64_t part = static_cast<int64_t>(blockIdx.x) * call.num_splits + blockIdx.y;
+  float* partial = call.partials + part * (kFewRows * (call.head_dim + 2));
+  for (int i = static_cast<int>(threadIdx.x); i < kFewRows * (kDim + 2); i += 32 * S::kWarps) {
+    if (i >= kFewRows * kDim) {
+      partial[i - kFewRows * (kDim - call.head_dim)] = result[i];
+    } else if (i % kDim < call.head_dim) {
+      partial[i / kDim * call.head_dim + i % kDim] = result[i];
     }
   }
 }
@@ -186,31 +229,36 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
     attend_few_kernel(const __grid_constant__ AttentionCall call) {
   using S = FewShape<kDim>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  begin_dependent();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const auto kv_head = static_cast<int32_t>(blockIdx.x % call.num_kv_heads);
   const AttentionTile tile =
       find_tile(call, static_cast<int32_t>(blockIdx.x / call.num_kv_heads), kFewRows);
-  if (tile.rows == 0) return;
+  if (tile.rows == 0) return begin_dependent();  // whole clusters
   const int32_t all_begin = tile.key_begin(call.group, call.window);
   const int32_t all_end = tile.key_end(kFewRows, call.group);
   const int32_t share = split_keys(call, all_end - all_begin);
   const int32_t begin = all_begin + static_cast<int32_t>(blockIdx.y) * share;
   const int32_t end = min(begin + share, all_end);
-  if (begin >= end) return;
+  const bool in_cluster = call.num_splits > 1 && call.partials == nullptr;
+  if (begin >= end && !in_cluster) return begin_dependent();
   const int64_t offset = cache_offset(call, tile, kv_head);
   const auto* keys = static_cast<const uint16_t*>(call.keys) + offset;
   const auto* values = static_cast<const uint16_t*>(call.values) + offset;
   const uint32_t ring = shared_address(memory) + warp * S::kRingBytes;
   constexpr int kStride = S::kWarps * S::kKeys;
   int32_t next = begin + warp * S::kKeys;
-#pragma unroll
-  for (int s = 0; s < S::kStages - 1; ++s) {
-    request_keys<kDim>(call, keys, values, next, end, ring + s * S::kStageBytes);
+  int ahead = 0;
+  const auto request = [&] {
+    request_keys<kDim>(call, keys, values, next, end, ring + ahead * S::kStageBytes);
     commit_copies();
     next += kStride;
-  }
+    ++ahead;
+  };
+  // What was there before this step does not depend on the kernel ahead.
+  while (ahead < S::kStages - 1 && min(next + S::kKeys, end) <= tile.past) request();
+  begin_dependent();
+  while (ahead < S::kStages - 1) request();
   int32_t positions[2];
   uint32_t q[kDim / 16][4];
 #pragma unroll
@@ -227,10 +275,8 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
   FewState<kDim> state;
   int stage = 0;
   for (int32_t first = begin + warp * S::kKeys; first < end; first += kStride) {
-    const int free = stage == 0 ? S::kStages - 1 : stage - 1;
-    request_keys<kDim>(call, keys, values, next, end, ring + free * S::kStageBytes);
-    commit_copies();
-    next += kStride;
+    ahead = stage == 0 ? S::kStages - 1 : stage - 1;
+    request();
     wait_for_copies<S::kStages - 1>();
     __syncwarp();
     attend_keys<T, kDim>(call, q, positions, first, end, ring + stage * S::kStageBytes, state);
@@ -239,7 +285,19 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
   }
   wait_for_copies<0>();
   __syncthreads();
-  finish_few<kDim>(call, tile, kv_head, state, reinterpret_cast<float*>(memory));
+  float* result = reinterpret_cast<float*>(memory) + S::kMet;
+  join_warps<kDim>(state, reinterpret_cast<float*>(memory), result);
+  if (call.partials != nullptr) return leave_partial<kDim>(call, result);
+  if (!in_cluster) {
+    return write_rows<kDim>(call, tile, kv_head, 1, 0, 1, [&](int) { return result; });
+  }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  write_rows<kDim>(call, tile, kv_head, call.num_splits, static_cast<int>(blockIdx.y),
+                   call.num_splits, [&](int s) { return cluster.map_shared_rank(result, s); });
+  cluster.sync();  // others may read this block's results until then
+#endif
 }
 
 }  // namespace cadre::cuda

@@ -28,12 +28,13 @@ struct AttentionCall {
   int32_t window = 0;      // 0: all
   float scale = 1;
   int32_t num_splits = 1;     // blocks that share the keys of a tile
-  float* partials = nullptr;  // with splits: see partial_floats()
+  float* partials = nullptr;  // with splits: see partial_floats(); null: they are one cluster
 };
 
 inline constexpr int kFewRows = 16;           // rows of a tile of attend_few() and attend_any()
 inline constexpr int kManyRows = 128;         // of attend_many()
-inline constexpr int kMinSplitKeys = 128;     // keys that are worth a block
+inline constexpr int kMinSplitKeys = 64;      // keys that are worth a block
+inline constexpr int kMaxCluster = 16;        // splits that may be one cluster
 inline constexpr int64_t kMaxPartials = 528;  // tiles times splits, when there are splits
 
 /// Floats of what a split leaves behind: sums of a tile's rows, then their maxima and divisors.
@@ -47,7 +48,9 @@ inline int64_t max_tiles(const AttentionCall& call, int64_t rows) {
 }
 
 /// Few rows a sequence (decoding): keys split over warps and blocks. Tensor cores; head_dim a
-/// multiple of 8 up to 256, 16-bit, aligned.
+/// multiple of 8 up to 256, 16-bit, aligned. Where the GPU has clusters of kMaxCluster blocks, the
+/// splits of a tile are one and need no partials. Keys and values of tokens before the step's own
+/// may be read before the kernel ahead has ended, as weights are.
 void attend_few(const AttentionCall& call, const Stream& stream);
 /// Many rows a sequence; no splits. The same conditions.
 void attend_many(const AttentionCall& call, const Stream& stream);

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string_view>
@@ -34,23 +35,35 @@ class Bench {
   DenseOps& ops() { return dense_ops(DeviceType::kCuda); }
   Workspace& workspace() { return workspace_; }
 
+  // Normally distributed: pieces of one pool for each dtype and scale.
   Tensor random(DType dtype, const Dims& shape, float scale = 1) {
-    Tensor tensor(dtype, shape, kGpu);
-    if (pool_.empty()) {
-      std::mt19937 engine(3);
-      std::normal_distribution<float> normal(0, 1);
-      pool_.resize(1 << 20);
-      for (float& x : pool_) x = normal(engine);
+    const Tensor tensor(dtype, shape, kGpu);
+    Tensor& pool = pools_[{dtype, scale}];
+    if (!pool) pool = make_pool(dtype, scale);
+    const size_t bytes = tensor->nbytes();
+    const size_t half = pool->nbytes() / 2;
+    auto* to = static_cast<std::byte*>(tensor->mutable_data());
+    for (size_t done = 0; done < bytes; done += half) {
+      const size_t from = 4096 * (++pieces_ % 97);
+      runtime_.copy(to + done, static_cast<const std::byte*>(pool->data()) + from,
+                    std::min(half, bytes - done), stream());
     }
-    const size_t count = static_cast<size_t>(tensor->numel());
-    std::vector<std::byte> host(tensor->nbytes());
-    for (size_t i = 0; i < count; ++i) {
-      const float x = pool_[(i * 7 + 13 + count) & (pool_.size() - 1)] * scale;
-      if (dtype == DType::kF32) reinterpret_cast<float*>(host.data())[i] = x;
-      if (dtype == DType::kBF16) reinterpret_cast<BFloat16*>(host.data())[i] = BFloat16(x);
-      if (dtype == DType::kF16) reinterpret_cast<Float16*>(host.data())[i] = Float16(x);
+    runtime_.synchronize(stream());
+    return tensor;
+  }
+  Tensor make_pool(DType dtype, float scale) {
+    constexpr int64_t kCount = 4 << 20;
+    const Tensor tensor(dtype, {kCount}, kGpu);
+    const Tensor host(dtype, {kCount});
+    std::mt19937 engine(3);
+    std::normal_distribution<float> normal(0, scale);
+    for (int64_t i = 0; i < kCount; ++i) {
+      const float x = normal(engine);
+      if (dtype == DType::kF32) host->as<float>()[i] = x;
+      if (dtype == DType::kBF16) host->as<BFloat16>()[i] = BFloat16(x);
+      if (dtype == DType::kF16) host->as<Float16>()[i] = Float16(x);
     }
-    runtime_.copy(tensor->mutable_data(), host.data(), host.size(), stream());
+    copy_tensor(host.view(), tensor, stream());
     runtime_.synchronize(stream());
     return tensor;
   }
@@ -79,7 +92,8 @@ class Bench {
   DeviceRuntime& runtime_;
   std::unique_ptr<DeviceStream> owned_;
   Workspace workspace_;
-  std::vector<float> pool_;
+  std::map<std::pair<DType, float>, Tensor> pools_;
+  size_t pieces_ = 0;
 };
 
 struct Group {

@@ -62,50 +62,135 @@ __device__ float clipped(const FinishArgs& args, float x) {
   return x < -args.limit ? -args.limit : (x > args.limit ? args.limit : x);  // keeps NaN
 }
 
-template <typename T>
-__device__ float sum_of_squares(const T* x, int64_t count, int first, int step) {
-  float sum = 0;
-  for (int64_t i = first; i < count; i += step) {
-    const float value = widen(x[i]);
-    sum += value * value;
+// kWidth neighbouring elements.
+template <typename T, int kWidth>
+struct alignas(kWidth * sizeof(T)) Few {
+  T x[kWidth];
+};
+
+// A head in a warp's registers, kWidth elements at a time: those that rotate as pairs (i, i +
+// half), then the rest.
+template <typename T, int kWidth>
+struct Head {
+  static constexpr int kPairs = 4 / kWidth;  // of a lane: half is at most 128
+  static constexpr int kRest = 8 / kWidth;   // of a lane: head_dim is at most 256
+
+  float low[kPairs][kWidth];
+  float high[kPairs][kWidth];
+  float rest[kRest][kWidth];
+
+  // Calls fn(values, first element) for each group of kWidth values that the lane has.
+  template <typename Fn>
+  __device__ void each(int head_dim, int half, const Fn& fn) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int i = (lane + 32 * j) * kWidth;
+      if (i < half) {
+        fn(low[j], i);
+        fn(high[j], i + half);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRest; ++j) {
+      const int i = 2 * half + (lane + 32 * j) * kWidth;
+      if (i < head_dim) fn(rest[j], i);
+    }
   }
-  return sum;
+};
+
+template <typename T, int kWidth>
+__device__ void load_few(const void* data, DType dtype, int64_t i, float (&x)[kWidth]) {
+  if (dtype == DType::kF32) {
+    const auto few =
+        *reinterpret_cast<const Few<float, kWidth>*>(static_cast<const float*>(data) + i);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) x[j] = few.x[j];
+  } else if (sizeof(T) == 2) {
+    const auto few = *reinterpret_cast<const Few<T, kWidth>*>(static_cast<const T*>(data) + i);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) x[j] = widen(few.x[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) x[j] = load_one(data, dtype, i + j);
+  }
 }
 
-// One warp. `factor`: of the norm; 1 without.
-template <typename T>
+// One warp: norm (factor_of gives 1 / rms from the lane's sum of squares), clip, rotation, and out.
+template <typename T, int kWidth, typename Factor>
 __device__ void finish_head(const FinishArgs& args, const HeadArgs& part, int64_t token,
-                            int64_t head, float factor) {
+                            int64_t head, const Factor& factor_of) {
+  using H = Head<T, kWidth>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto dim = static_cast<int>(args.head_dim);
+  const auto half = static_cast<int>(part.rotates ? args.half : 0);
   const T* x = static_cast<const T*>(part.x) + (token * part.heads + head) * args.head_dim;
   T* out = const_cast<T*>(x);
   if (part.cache != nullptr) {
     const int64_t row = (args.slots[token] * args.kv_heads + head) * args.max_tokens;
     out = static_cast<T*>(part.cache) + (row + args.positions[token]) * args.head_dim;
   }
-  const auto value = [&](int64_t i) {
-    float result = widen(x[i]);
-    if (part.weight != nullptr) {
-      result *= factor * load_one(part.weight, part.weight_dtype, head * part.weight_stride + i);
+  H values;
+  values.each(dim, half, [&](float(&v)[kWidth], int i) { load_few<T>(x, args.dtype, i, v); });
+  float cosine[H::kPairs][kWidth];
+  float sine[H::kPairs][kWidth];
+#pragma unroll
+  for (int j = 0; j < H::kPairs; ++j) {
+    const int i = (lane + 32 * j) * kWidth;
+    if (i < half) {
+      load_few<float>(args.cos, DType::kF32, token * half + i, cosine[j]);
+      load_few<float>(args.sin, DType::kF32, token * half + i, sine[j]);
     }
-    return clipped(args, result);
-  };
-  const int64_t half = part.rotates ? args.half : 0;
-  for (int64_t i = lane; i < half; i += 32) {
-    const float a = value(i);
-    const float b = value(i + half);
-    const float c = args.cos[token * half + i];
-    const float s = args.sin[token * half + i];
-    out[i] = narrow<T>(a * c - b * s);
-    out[i + half] = narrow<T>(b * c + a * s);
   }
-  if (part.cache == nullptr && part.weight == nullptr && !args.clips) return;  // the rest stays
-  for (int64_t i = 2 * half + lane; i < args.head_dim; i += 32) out[i] = narrow<T>(value(i));
+  if (part.weight != nullptr) {
+    float sum = 0;
+    H weights;
+    values.each(dim, half, [&](float(&v)[kWidth], int) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sum += v[j] * v[j];
+    });
+    weights.each(dim, half, [&](float(&v)[kWidth], int i) {
+      load_few<T>(part.weight, part.weight_dtype, head * part.weight_stride + i, v);
+    });
+    const float factor = factor_of(sum);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+#pragma unroll
+      for (int p = 0; p < H::kPairs; ++p) {
+        values.low[p][j] *= factor * weights.low[p][j];
+        values.high[p][j] *= factor * weights.high[p][j];
+      }
+#pragma unroll
+      for (int p = 0; p < H::kRest; ++p) values.rest[p][j] *= factor * weights.rest[p][j];
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < H::kPairs; ++p) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const float a = clipped(args, values.low[p][j]);
+      const float b = clipped(args, values.high[p][j]);
+      values.low[p][j] = a * cosine[p][j] - b * sine[p][j];
+      values.high[p][j] = b * cosine[p][j] + a * sine[p][j];
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < H::kRest; ++p) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values.rest[p][j] = clipped(args, values.rest[p][j]);
+  }
+  values.each(dim, half, [&](float(&v)[kWidth], int i) {
+    Few<T, kWidth> few;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) few.x[j] = narrow<T>(v[j]);
+    *reinterpret_cast<Few<T, kWidth>*>(out + i) = few;
+  });
 }
 
 // A warp for each head.
-template <typename T>
-__global__ void __launch_bounds__(kHeadThreads) finish_heads_kernel(FinishArgs args) {
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kHeadThreads)
+    finish_heads_kernel(const __grid_constant__ FinishArgs args) {
   begin_dependent();
   const int64_t all_heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * (kHeadThreads / 32) + threadIdx.x / 32;
@@ -114,20 +199,15 @@ __global__ void __launch_bounds__(kHeadThreads) finish_heads_kernel(FinishArgs a
   int64_t head = index % all_heads;
   int p = 0;
   while (head >= args.parts[p].heads) head -= args.parts[p++].heads;
-  const HeadArgs& part = args.parts[p];
-  float factor = 1;
-  if (part.weight != nullptr) {
-    const T* x = static_cast<const T*>(part.x) + (token * part.heads + head) * args.head_dim;
-    const float sum =
-        warp_sum(sum_of_squares(x, args.head_dim, static_cast<int>(threadIdx.x) % 32, 32));
-    factor = 1.0f / sqrtf(sum / static_cast<float>(args.head_dim) + args.eps);
-  }
-  finish_head<T>(args, part, token, head, factor);
+  finish_head<T, kWidth>(args, args.parts[p], token, head, [&](float sum) {
+    return 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(args.head_dim) + args.eps);
+  });
 }
 
 // A block for each token and part: norms over all heads of a token.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) finish_rows_kernel(FinishArgs args) {
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    finish_rows_kernel(const __grid_constant__ FinishArgs args) {
   begin_dependent();
   const int64_t token = blockIdx.x;
   const HeadArgs& part = args.parts[blockIdx.y];
@@ -137,7 +217,12 @@ __global__ void __launch_bounds__(kThreads) finish_rows_kernel(FinishArgs args) 
   float factor = 1;
   if (part.weight != nullptr) {
     const T* x = static_cast<const T*>(part.x) + token * width;
-    const float sum = warp_sum(sum_of_squares(x, width, static_cast<int>(threadIdx.x), kThreads));
+    float sum = 0;
+    for (int64_t i = threadIdx.x; i < width; i += kThreads) {
+      const float value = widen(x[i]);
+      sum += value * value;
+    }
+    sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) sums[warp] = sum;
     __syncthreads();
     float total = 0;
@@ -145,27 +230,41 @@ __global__ void __launch_bounds__(kThreads) finish_rows_kernel(FinishArgs args) 
     factor = 1.0f / sqrtf(total / static_cast<float>(width) + args.eps);
   }
   for (int64_t head = warp; head < part.heads; head += kThreads / 32) {
-    finish_head<T>(args, part, token, head, factor);
+    finish_head<T, kWidth>(args, part, token, head, [factor](float) { return factor; });
   }
 }
 
-template <typename T>
+template <typename T, int kWidth>
 void finish(const FinishArgs& args, bool whole_rows, const Stream& stream) {
   if (args.num_tokens == 0) return;
   const Launch mode = dependent_launch(stream);
   if (whole_rows) {
-    launch("finish_rows_kernel", finish_rows_kernel<T>,
+    launch("finish_rows_kernel", finish_rows_kernel<T, kWidth>,
            dim3(static_cast<unsigned>(args.num_tokens), 3), kThreads, 0, stream_of(stream), mode,
            args);
     return;
   }
   const int64_t heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
-  launch("finish_heads_kernel", finish_heads_kernel<T>,
+  launch("finish_heads_kernel", finish_heads_kernel<T, kWidth>,
          blocks_for(args.num_tokens * heads, kHeadThreads / 32), kHeadThreads, 0, stream_of(stream),
          mode, args);
 }
 
+// Two elements at a time where everything is even and aligned for it.
+template <typename T>
 void finish(const FinishArgs& args, bool whole_rows, const Stream& stream) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 8 == 0; };
+  bool twos =
+      args.head_dim % 2 == 0 && args.half % 2 == 0 && aligned(args.cos) && aligned(args.sin);
+  for (const HeadArgs& part : args.parts) {
+    twos = twos && aligned(part.x) && aligned(part.cache) && aligned(part.weight);
+  }
+  if (twos) return finish<T, 2>(args, whole_rows, stream);
+  finish<T, 1>(args, whole_rows, stream);
+}
+
+void finish(const FinishArgs& args, bool whole_rows, const Stream& stream) {
+  CADRE_ASSERT(args.head_dim <= 256);
   if (args.dtype == DType::kF32) return finish<float>(args, whole_rows, stream);
   if (args.dtype == DType::kBF16) return finish<__nv_bfloat16>(args, whole_rows, stream);
   CADRE_ASSERT(args.dtype == DType::kF16);
@@ -254,7 +353,8 @@ void CudaDenseOps::finish_qkv(const QkvArgs& qkv, const Stream& stream) {
       part->weight = weight->data();
       part->weight_dtype = weight->dtype();
       part->weight_stride = per_head ? 0 : args.head_dim;
-      CADRE_ASSERT(weight->numel() == args.head_dim * (per_head ? 1 : part->heads));
+      CADRE_ASSERT(weight->numel() == args.head_dim * (per_head ? 1 : part->heads) &&
+                   (weight->dtype() == args.dtype || weight->dtype() == DType::kF32));
     }
   }
   finish(args, qkv.qk_norm == QkNorm::kWholeProjection, stream);

@@ -1,7 +1,5 @@
 // Top-k routing, a warp for each token. Experts are picked one after the other, each the best of
 // those left in the order (value descending, id ascending), as on the CPU (cpu/dense/route.cc).
-#include <math_constants.h>
-
 #include <algorithm>
 
 #include "backends/cuda/dense/cuda_dense_ops.h"
@@ -11,6 +9,7 @@
 namespace cadre::cuda {
 namespace {
 
+constexpr float kMinusInfinity = -__builtin_huge_valf();
 constexpr uint32_t kExcluded = 0;  // key of an expert that may not be picked
 
 struct RouteArgs {
@@ -29,6 +28,7 @@ __device__ uint32_t key_of(float value) {
   const uint32_t bits = __float_as_uint(value + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
+__device__ uint32_t max_of(uint32_t a, uint32_t b) { return a < b ? b : a; }
 __device__ float value_of(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
@@ -37,7 +37,7 @@ __device__ float value_of(uint32_t key) {
 // infinite ones.
 __device__ float softmax_term(float x, float max) {
   if (isinf(max)) return x == max ? 1.0f : 0.0f;
-  return expf(x - max);
+  return exp2f((x - max) * 1.44269504f);
 }
 
 __device__ float independent_score(float x, RouterScore kind) {
@@ -49,25 +49,23 @@ __device__ float independent_score(float x, RouterScore kind) {
 /// A warp's memory: what was picked, and for group-limited routing all keys and the groups' values.
 struct Scratch {
   int32_t* ids;         // [top_k]
-  float* scores;        // [top_k]
   uint32_t* keys;       // [num_experts]
   float* group_values;  // [num_groups]
 
   static size_t bytes(int64_t num_experts, int64_t top_k, const RouterOptions& options) {
     const bool limits = options.topk_groups < options.num_groups;
-    return static_cast<size_t>(8 * top_k + (limits ? 4 * (num_experts + options.num_groups) : 0));
+    return static_cast<size_t>(4 * top_k + (limits ? 4 * (num_experts + options.num_groups) : 0));
   }
   __device__ Scratch(unsigned char* memory, const RouteArgs& args) {
     ids = reinterpret_cast<int32_t*>(memory);
-    scores = reinterpret_cast<float*>(ids + args.top_k);
-    keys = reinterpret_cast<uint32_t*>(scores + args.top_k);
+    keys = reinterpret_cast<uint32_t*>(ids + args.top_k);
     group_values = reinterpret_cast<float*>(keys + args.num_experts);
   }
 };
 
 __device__ float group_value(const uint32_t* keys, int64_t size, GroupScore kind) {
-  float first = -CUDART_INF_F;
-  float second = -CUDART_INF_F;
+  float first = kMinusInfinity;
+  float second = kMinusInfinity;
   for (int64_t e = 0; e < size; ++e) {
     const float value = value_of(keys[e]);
     second = fmaxf(second, fminf(first, value));
@@ -96,23 +94,28 @@ __device__ bool group_is_kept(const RouteArgs& args, const float* values, int32_
   return better < args.options.topk_groups;
 }
 
-__device__ void write_row(const RouteArgs& args, const Scratch& scratch, int64_t token, int lane) {
-  __syncwarp();
+// Weights of the picked ids, lane j having pick j, j + 32, ...; ids in `ids` [top_k].
+// score_of(id): what weighs.
+template <typename Score>
+__device__ void write_row(const RouteArgs& args, const int32_t* ids, int64_t token, int lane,
+                          const Score& score_of) {
   const bool softmax_over_picked = args.options.score == RouterScore::kTopKThenSoftmax;
-  const float best = scratch.scores[0];
-  float sum = 0;
-  for (int32_t j = 0; j < args.top_k; ++j) {
-    sum += softmax_over_picked ? softmax_term(scratch.scores[j], best) : scratch.scores[j];
-  }
+  const float best = softmax_over_picked ? score_of(ids[0]) : 0.0f;
+  const auto weight_of = [&](int32_t id) {
+    const float score = score_of(id);
+    return softmax_over_picked ? softmax_term(score, best) : score;
+  };
+  float weight = lane < args.top_k ? weight_of(ids[lane]) : 0.0f;
+  float sum = weight;
+  for (int32_t j = lane + 32; j < args.top_k; j += 32) sum += weight_of(ids[j]);
+  sum = warp_sum(sum);
   const bool divide = (args.options.normalize || softmax_over_picked) && sum > 0;
   for (int32_t j = lane; j < args.top_k; j += 32) {
-    const float score = scratch.scores[j];
-    const float weight = softmax_over_picked ? softmax_term(score, best) : score;
-    args.ids[token * args.top_k + j] = scratch.ids[j];
+    if (j >= 32) weight = weight_of(ids[j]);
+    args.ids[token * args.top_k + j] = ids[j];
     args.weights[token * args.top_k + j] =
         (divide ? weight / sum : weight) * args.options.scaling_factor;
   }
-  __syncwarp();
 }
 
 // Lane l has experts l, l + 32, ...: kPerLane of them, in registers.
@@ -121,19 +124,22 @@ __device__ void route_token(const RouteArgs& args, const Scratch& scratch, int64
                             int lane) {
   const float* logits = args.logits + token * args.num_experts;
   const RouterScore kind = args.options.score;
+  const bool by_logit =
+      kind == RouterScore::kSoftmaxThenTopK || kind == RouterScore::kTopKThenSoftmax;
   float scores[kPerLane];
-  uint32_t keys[kPerLane];
-  float max = -CUDART_INF_F;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int32_t e = lane + 32 * i;
-    scores[i] = e < args.num_experts ? logits[e] : -CUDART_INF_F;
-    if (isnan(scores[i])) scores[i] = -CUDART_INF_F;
-    max = fmaxf(max, scores[i]);
+    scores[i] = e < args.num_experts ? logits[e] : kMinusInfinity;
+    if (isnan(scores[i])) scores[i] = kMinusInfinity;
   }
-  max = value_of(__reduce_max_sync(~0u, key_of(max)));
+  float max = 0;
   float factor = 1;
   if (kind == RouterScore::kSoftmaxThenTopK) {
+    max = scores[0];
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) max = fmaxf(max, scores[i]);
+    max = value_of(__reduce_max_sync(~0u, key_of(max)));
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -141,12 +147,15 @@ __device__ void route_token(const RouteArgs& args, const Scratch& scratch, int64
     }
     factor = 1.0f / warp_sum(sum);
   }
+  uint32_t keys[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int32_t e = lane + 32 * i;
-    scores[i] = independent_score(scores[i], kind);
-    float value = scores[i] + (args.bias != nullptr && e < args.num_experts ? args.bias[e] : 0.0f);
-    if (isnan(value)) value = -CUDART_INF_F;
+    float value = by_logit ? scores[i] : independent_score(scores[i], kind);
+    if (args.bias != nullptr) {
+      value += e < args.num_experts ? args.bias[e] : 0.0f;
+      if (isnan(value)) value = kMinusInfinity;
+    }
     keys[i] = e < args.num_experts ? key_of(value) : kExcluded;
   }
   if (args.options.topk_groups < args.options.num_groups) {
@@ -163,27 +172,33 @@ __device__ void route_token(const RouteArgs& args, const Scratch& scratch, int64
       }
     }
   }
-  for (int32_t j = 0; j < args.top_k; ++j) {
-    uint32_t best = kExcluded;
+  uint32_t best = keys[0];  // of this lane
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) best = best < keys[i] ? keys[i] : best;
-    best = __reduce_max_sync(~0u, best);
+  for (int i = 1; i < kPerLane; ++i) best = max_of(best, keys[i]);
+  for (int32_t j = 0; j < args.top_k; ++j) {
+    const uint32_t top = __reduce_max_sync(~0u, best);
     uint32_t mine = ~0u;
 #pragma unroll
     for (int i = kPerLane - 1; i >= 0; --i) {
-      if (keys[i] == best) mine = static_cast<uint32_t>(lane + 32 * i);
+      if (keys[i] == top) mine = static_cast<uint32_t>(lane + 32 * i);
     }
     const uint32_t id = __reduce_min_sync(~0u, mine);
+    if (id == mine) {  // one lane
+      best = kExcluded;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (static_cast<uint32_t>(lane + 32 * i) != id) continue;
-      keys[i] = kExcluded;
+      for (int i = 0; i < kPerLane; ++i) {
+        if (static_cast<uint32_t>(lane + 32 * i) == id) keys[i] = kExcluded;
+        best = max_of(best, keys[i]);
+      }
       scratch.ids[j] = static_cast<int32_t>(id);
-      scratch.scores[j] =
-          kind == RouterScore::kSoftmaxThenTopK ? softmax_term(scores[i], max) * factor : scores[i];
     }
   }
-  write_row(args, scratch, token, lane);
+  __syncwarp();
+  write_row(args, scratch.ids, token, lane, [&](int32_t id) {
+    const float x = isnan(logits[id]) ? kMinusInfinity : logits[id];
+    if (kind == RouterScore::kSoftmaxThenTopK) return softmax_term(x, max) * factor;
+    return independent_score(x, kind);
+  });
 }
 
 template <int kPerLane>
@@ -208,10 +223,10 @@ __global__ void __launch_bounds__(32) route_any_kernel(RouteArgs args) {
   const float* logits = args.logits + token * args.num_experts;
   const RouterScore kind = args.options.score;
   const Scratch scratch(memory, args);
-  float max = -CUDART_INF_F;
+  float max = kMinusInfinity;
   for (int32_t e = lane; e < args.num_experts; e += 32) max = fmaxf(max, logits[e]);  // skips NaN
   max = value_of(__reduce_max_sync(~0u, key_of(max)));
-  const auto logit = [&](int32_t e) { return isnan(logits[e]) ? -CUDART_INF_F : logits[e]; };
+  const auto logit = [&](int32_t e) { return isnan(logits[e]) ? kMinusInfinity : logits[e]; };
   float factor = 1;
   if (kind == RouterScore::kSoftmaxThenTopK) {
     float sum = 0;
@@ -220,7 +235,7 @@ __global__ void __launch_bounds__(32) route_any_kernel(RouteArgs args) {
   }
   const auto key = [&](int32_t e) {
     const float value = independent_score(logit(e), kind) + (args.bias ? args.bias[e] : 0.0f);
-    return key_of(isnan(value) ? -CUDART_INF_F : value);
+    return key_of(isnan(value) ? kMinusInfinity : value);
   };
   const bool limits = args.options.topk_groups < args.options.num_groups;
   if (limits) {
@@ -240,14 +255,14 @@ __global__ void __launch_bounds__(32) route_any_kernel(RouteArgs args) {
     }
     last_key = __reduce_max_sync(~0u, best);
     last_id = static_cast<int32_t>(__reduce_min_sync(~0u, best == last_key ? mine : ~0u));
-    if (lane == 0) {
-      scratch.ids[j] = last_id;
-      const float x = logit(last_id);
-      scratch.scores[j] = kind == RouterScore::kSoftmaxThenTopK ? softmax_term(x, max) * factor
-                                                                : independent_score(x, kind);
-    }
+    if (lane == 0) scratch.ids[j] = last_id;
   }
-  write_row(args, scratch, token, lane);
+  __syncwarp();
+  write_row(args, scratch.ids, token, lane, [&](int32_t id) {
+    const float x = logit(id);
+    return kind == RouterScore::kSoftmaxThenTopK ? softmax_term(x, max) * factor
+                                                 : independent_score(x, kind);
+  });
 }
 
 template <int kPerLane>

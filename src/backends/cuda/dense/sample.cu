@@ -1,6 +1,8 @@
 // The next token of each row of logits. Greedy: a row is cut over many blocks, then one block takes
-// the best of theirs. Draws: one block a row, which goes over the row once for each cut. Weights
-// are added up as integers, so a sum does not depend on the order that threads come in.
+// the best of theirs. Draws: one block a row. A cut leaves few candidates as a rule: they are
+// picked out first and the rest of the work is on them; else the block goes over the row for each
+// cut. Weights are added up as integers, so a sum does not depend on the order that threads come
+// in.
 #include <math_constants.h>
 
 #include <algorithm>
@@ -12,8 +14,10 @@
 namespace cadre::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
+constexpr int kThreads = 512;  // of the greedy kernels
+constexpr int kDrawThreads = 1024;
+constexpr int kMaxList = 2048;             // candidates that a draw keeps in shared memory
+constexpr int kMaxListTopK = 512;          // top-k up to which they are looked for
 constexpr int64_t kChunk = 8 * kThreads;   // logits of a block of best_of_chunk_kernel
 constexpr double kUnit = 1099511627776.0;  // 2^40: the weight 1 as an integer
 
@@ -32,7 +36,7 @@ __device__ int32_t id_of(Best best) {
   return best == 0 ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(best));
 }
 
-// Of all threads; every thread gets it. `shared` [kWarps].
+// Of all threads; every thread gets it. `shared` [warps].
 __device__ Best block_max(Best best, Best* shared) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -42,13 +46,14 @@ __device__ Best block_max(Best best, Best* shared) {
   __syncthreads();
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = best;
   __syncthreads();
-  for (int i = 0; i < kWarps; ++i) best = shared[i] > best ? shared[i] : best;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  for (int i = 0; i < warps; ++i) best = shared[i] > best ? shared[i] : best;
   return best;
 }
 
 __global__ void __launch_bounds__(kThreads)
     best_of_chunk_kernel(const float* logits, int64_t vocab, Best* chunks) {
-  __shared__ Best shared[kWarps];
+  __shared__ Best shared[kThreads / 32];
   begin_dependent();
   const float* row = logits + blockIdx.y * vocab;
   Best best = 0;
@@ -66,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     best_of_row_kernel(const Best* chunks, int64_t count, int32_t* ids) {
-  __shared__ Best shared[kWarps];
+  __shared__ Best shared[kThreads / 32];
   begin_dependent();
   Best best = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) {
@@ -102,8 +107,11 @@ struct Row {
   float max = 0;   // of the penalised logits; then of the heated ones
   bool overflows = false;
   float penalised_max = 0;
-  uint32_t least = 0;     // smallest key that is kept
-  int64_t first_tie = 0;  // of those whose key is `tie`, ids below it are not kept
+  float* list_logits = nullptr;  // shared, heated; with list_ids: the candidates by ascending id
+  int32_t* list_ids = nullptr;
+  int32_t list_size = -1;  // -1: all of the row
+  uint32_t least = 0;      // smallest key that is kept
+  int64_t first_tie = 0;   // of those whose key is `tie`, ids below it are not kept
   uint32_t tie = 0;
 
   __device__ float penalised(int64_t id) const {
@@ -117,6 +125,11 @@ struct Row {
     if (overflows) x = x == penalised_max ? 0.0f : x - penalised_max;
     return x / args.temperature;
   }
+  // What a draw is among: `size()` logits, the i-th one's id and heated value.
+  __device__ int64_t size() const { return list_size < 0 ? args.vocab : list_size; }
+  __device__ int64_t id(int64_t i) const { return list_size < 0 ? i : list_ids[i]; }
+  __device__ float value(int64_t i) const { return list_size < 0 ? heated(i) : list_logits[i]; }
+
   __device__ double weight(float x) const {
     if (x == max) return 1.0;
     const double difference = static_cast<double>(x) - static_cast<double>(max);
@@ -130,7 +143,7 @@ struct Row {
   }
 };
 
-// Sum over all threads; every thread gets it. `shared` [kWarps].
+// Sum over all threads; every thread gets it. `shared` [warps].
 __device__ Sum block_sum(Sum x, Sum* shared) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -138,8 +151,63 @@ __device__ Sum block_sum(Sum x, Sum* shared) {
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
   __syncthreads();
   Sum total = 0;
-  for (int i = 0; i < kWarps; ++i) total += shared[i];
+  for (int i = 0; i < kDrawThreads / 32; ++i) total += shared[i];
   return total;
+}
+
+// The largest number that at least `count` threads' keys reach.
+__device__ uint32_t key_of_many(uint32_t key, int count) {
+  uint32_t result = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const uint32_t higher = result | 1u << bit;
+    if (__syncthreads_count(key >= higher) >= count) result = higher;
+  }
+  return result;
+}
+
+// Picks out the `count` likeliest at least, when there is room for them: `count` threads' own
+// likeliest are that likely, so what is less likely than all of these is not among them.
+__device__ void pick_list(Row& row, int count, float* logits, int32_t* ids) {
+  __shared__ int32_t size;
+  uint32_t best = 0;
+  for (int64_t id = threadIdx.x; id < row.args.vocab; id += kDrawThreads) {
+    const float x = row.heated(id);
+    if (!isnan(x)) best = best < key_of(x) ? key_of(x) : best;
+  }
+  if (threadIdx.x == 0) size = 0;
+  const uint32_t least = key_of_many(best, count);
+  for (int64_t id = threadIdx.x; best >= least && id < row.args.vocab; id += kDrawThreads) {
+    const float x = row.heated(id);
+    if (isnan(x) || key_of(x) < least) continue;
+    const int32_t at = atomicAdd(&size, 1);
+    if (at < kMaxList) logits[at] = x, ids[at] = static_cast<int32_t>(id);
+  }
+  __syncthreads();
+  if (size > kMaxList) return;
+  // By ascending id, whatever order the threads came in.
+  constexpr int kOwn = kMaxList / kDrawThreads;
+  float own_logits[kOwn];
+  int32_t own_ids[kOwn];
+  int32_t places[kOwn] = {};
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    const int i = static_cast<int>(threadIdx.x) + j * kDrawThreads;
+    if (i >= size) continue;
+    own_logits[j] = logits[i];
+    own_ids[j] = ids[i];
+    for (int32_t other = 0; other < size; ++other) places[j] += ids[other] < own_ids[j];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    if (static_cast<int>(threadIdx.x) + j * kDrawThreads >= size) continue;
+    logits[places[j]] = own_logits[j];
+    ids[places[j]] = own_ids[j];
+  }
+  __syncthreads();
+  row.list_logits = logits;
+  row.list_ids = ids;
+  row.list_size = size;
 }
 
 // The largest key for which the measures of all keys not below it reach `target`, digit by digit;
@@ -152,11 +220,11 @@ __device__ uint32_t key_reaching(const Row& row, Sum target, const Measure& meas
   __shared__ Sum chosen[2];
   for (int shift = 24; shift >= 0; shift -= 8) {
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < 256; i += kThreads) bins[i] = 0;
+    if (threadIdx.x < 256) bins[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t id = threadIdx.x; id < row.args.vocab; id += kThreads) {
-      const float x = row.heated(id);
-      if (!row.kept(x, id)) continue;
+    for (int64_t i = threadIdx.x; i < row.size(); i += kDrawThreads) {
+      const float x = row.value(i);
+      if (!row.kept(x, row.id(i))) continue;
       const uint32_t key = key_of(x);
       if (shift < 24 && key >> (shift + 8) != prefix >> (shift + 8)) continue;
       const Sum own = measure(x);
@@ -179,11 +247,11 @@ __device__ uint32_t key_reaching(const Row& row, Sum target, const Measure& meas
 
 __device__ void mark_history(const Row& row, int64_t index) {
   const int64_t words = (row.args.vocab + 31) / 32;
-  for (int64_t i = threadIdx.x; i < words; i += kThreads) row.seen[i] = 0;
+  for (int64_t i = threadIdx.x; i < words; i += kDrawThreads) row.seen[i] = 0;
   __syncthreads();
   const int32_t* history = row.args.history + index * row.args.history_stride;
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < row.args.history_lengths[index];
-       i += kThreads) {
+       i += kDrawThreads) {
     const int32_t id = history[i];
     if (id >= 0 && id < row.args.vocab) atomicOr(&row.seen[id / 32], 1u << (id % 32));
   }
@@ -193,9 +261,7 @@ __device__ void mark_history(const Row& row, int64_t index) {
 __device__ void keep_top_k(Row& row, Sum* shared, Sum* bins) {
   if (row.args.top_k <= 0) return;
   Sum mine = 0;
-  for (int64_t id = threadIdx.x; id < row.args.vocab; id += kThreads) {
-    mine += !isnan(row.heated(id));
-  }
+  for (int64_t i = threadIdx.x; i < row.size(); i += kDrawThreads) mine += !isnan(row.value(i));
   const auto k = static_cast<Sum>(row.args.top_k);
   if (block_sum(mine, shared) <= k) return;
   Sum above = 0;
@@ -203,18 +269,24 @@ __device__ void keep_top_k(Row& row, Sum* shared, Sum* bins) {
       row, k, [](float) { return Sum{1}; }, bins, above);
 }
 
-// The likeliest until they make up top_p; of equals the higher ids first, as few as needed.
-__device__ void keep_top_p(Row& row, Sum* shared, Sum* bins) {
-  if (row.args.top_p >= 1.0f) return;
-  const auto units = [&row](float x) { return row.units(x); };
+__device__ Sum sum_of_kept(const Row& row, Sum* shared) {
   Sum mine = 0;
-  for (int64_t id = threadIdx.x; id < row.args.vocab; id += kThreads) {
-    const float x = row.heated(id);
-    if (row.kept(x, id)) mine += row.units(x);
+  for (int64_t i = threadIdx.x; i < row.size(); i += kDrawThreads) {
+    const float x = row.value(i);
+    if (row.kept(x, row.id(i))) mine += row.units(x);
   }
-  const Sum total = block_sum(mine, shared);
+  return block_sum(mine, shared);
+}
+
+// What the likeliest must make up.
+__device__ Sum top_p_target(const Row& row, Sum total) {
   const double wanted = ceil(static_cast<double>(row.args.top_p) * static_cast<double>(total));
-  const Sum target = wanted < 1.0 ? 1 : static_cast<Sum>(wanted);
+  return wanted < 1.0 ? 1 : static_cast<Sum>(wanted);
+}
+
+// The likeliest until they make up `target`; of equals the higher ids first, as few as needed.
+__device__ void keep_top_p(Row& row, Sum target, Sum* shared, Sum* bins) {
+  const auto units = [&row](float x) { return row.units(x); };
   Sum above = 0;
   const uint32_t tie = key_reaching(row, target, units, bins, above);
   // How many of the equals at the cut are needed, and from which id on they are.
@@ -222,8 +294,8 @@ __device__ void keep_top_p(Row& row, Sum* shared, Sum* bins) {
   const Sum one = row.units(value);
   const Sum needed = one == 0 ? 1 : (target - above + one - 1) / one;
   Sum equals = 0;
-  for (int64_t id = threadIdx.x; id < row.args.vocab; id += kThreads) {
-    const float x = row.heated(id);
+  for (int64_t i = threadIdx.x; i < row.size(); i += kDrawThreads) {
+    const float x = row.value(i);
     equals += !isnan(x) && key_of(x) == tie;
   }
   equals = block_sum(equals, shared);
@@ -232,13 +304,15 @@ __device__ void keep_top_p(Row& row, Sum* shared, Sum* bins) {
   __shared__ int64_t first;
   if (threadIdx.x < 32) {  // one warp, in the order of ids
     Sum skip = equals - needed;
-    for (int64_t base = 0; base < row.args.vocab; base += 32) {
-      const int64_t id = base + threadIdx.x;
-      const float x = id < row.args.vocab ? row.heated(id) : CUDART_NAN_F;
+    for (int64_t base = 0; base < row.size(); base += 32) {
+      const int64_t i = base + threadIdx.x;
+      const float x = i < row.size() ? row.value(i) : CUDART_NAN_F;
       const unsigned votes = __ballot_sync(~0u, !isnan(x) && key_of(x) == tie);
       const auto count = static_cast<Sum>(__popc(votes));
       if (count > skip) {
-        if (threadIdx.x == 0) first = base + __fns(votes, 0, static_cast<int>(skip) + 1);
+        if (threadIdx.x == 0) {
+          first = row.id(base + __fns(votes, 0, static_cast<int>(skip) + 1));
+        }
         break;
       }
       skip -= count;
@@ -249,22 +323,39 @@ __device__ void keep_top_p(Row& row, Sum* shared, Sum* bins) {
   row.first_tie = first;
 }
 
-__device__ Sum drawable(const Row& row, int64_t id) {
-  const float x = row.heated(id);
-  if (!row.kept(x, id)) return 0;
+__device__ void cut(Row& row, float* list_logits, int32_t* list_ids, Sum* shared, Sum* bins) {
+  const bool by_k = row.args.top_k > 0;
+  const bool by_p = row.args.top_p < 1.0f;
+  if (by_k && row.args.top_k <= kMaxListTopK) {
+    pick_list(row, row.args.top_k, list_logits, list_ids);
+  }
+  keep_top_k(row, shared, bins);
+  if (!by_p) return;
+  const Sum target = top_p_target(row, sum_of_kept(row, shared));
+  if (!by_k) {
+    pick_list(row, kMaxListTopK, list_logits, list_ids);
+    if (sum_of_kept(row, shared) < target) row.list_size = -1;  // the cut is beyond the list
+  }
+  keep_top_p(row, target, shared, bins);
+}
+
+__device__ Sum drawable(const Row& row, int64_t i) {
+  const float x = row.value(i);
+  if (!row.kept(x, row.id(i))) return 0;
   if (row.args.min_p > 0.0f && row.weight(x) < static_cast<double>(row.args.min_p)) return 0;
   return row.units(x);
 }
 
-// Warp w has ids [w * share, (w + 1) * share).
+// Warp w has the candidates [w * share, (w + 1) * share).
 __device__ int32_t draw(const Row& row, double uniform, Sum* shared) {
+  constexpr int kWarps = kDrawThreads / 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t share = ((row.args.vocab + kWarps - 1) / kWarps + 31) / 32 * 32;
+  const int64_t share = ((row.size() + kWarps - 1) / kWarps + 31) / 32 * 32;
   const int64_t begin = warp * share;
-  const int64_t end = min(begin + share, row.args.vocab);
+  const int64_t end = min(begin + share, row.size());
   Sum mine = 0;
-  for (int64_t id = begin + lane; id < end; id += 32) mine += drawable(row, id);
+  for (int64_t i = begin + lane; i < end; i += 32) mine += drawable(row, i);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) mine += __shfl_xor_sync(~0u, mine, step);
   __syncthreads();
@@ -289,7 +380,8 @@ __device__ int32_t draw(const Row& row, double uniform, Sum* shared) {
       }
       const unsigned votes = __ballot_sync(~0u, threshold < before + sum);
       if (votes != 0) {
-        if (lane == 0) drawn = static_cast<int32_t>(base + __ffs(static_cast<int>(votes)) - 1);
+        const int64_t i = base + __ffs(static_cast<int>(votes)) - 1;
+        if (lane == 0) drawn = static_cast<int32_t>(row.id(i));
         break;
       }
       before += __shfl_sync(~0u, sum, 31);
@@ -299,16 +391,18 @@ __device__ int32_t draw(const Row& row, double uniform, Sum* shared) {
   return drawn;
 }
 
-__global__ void __launch_bounds__(kThreads) draw_kernel(DrawArgs args) {
+__global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constant__ DrawArgs args) {
   extern __shared__ uint32_t seen[];
-  __shared__ Sum shared[kWarps];
+  __shared__ Sum shared[kDrawThreads / 32];
   __shared__ Sum bins[256];
+  __shared__ float list_logits[kMaxList];
+  __shared__ int32_t list_ids[kMaxList];
   begin_dependent();
   const int64_t index = blockIdx.x;
   Row row{args, args.logits + index * args.vocab, args.history != nullptr ? seen : nullptr};
   if (row.seen != nullptr) mark_history(row, index);
   Best best = 0;
-  for (int64_t id = threadIdx.x; id < args.vocab; id += kThreads) {
+  for (int64_t id = threadIdx.x; id < args.vocab; id += kDrawThreads) {
     const Best one = best_of(row.penalised(id), id);
     best = one > best ? one : best;
   }
@@ -320,8 +414,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(DrawArgs args) {
   row.penalised_max = row.penalised(likeliest);
   row.overflows = !isfinite(row.penalised_max / args.temperature);
   row.max = row.heated(likeliest);
-  keep_top_k(row, shared, bins);
-  keep_top_p(row, shared, bins);
+  cut(row, list_logits, list_ids, shared, bins);
   const int32_t drawn = draw(row, args.uniform[index], shared);
   if (threadIdx.x == 0) args.ids[index] = drawn;
 }
@@ -370,9 +463,9 @@ void CudaDenseOps::sample(const SampleArgs& args, Workspace& workspace, const St
     draw.uniform = args.uniform.as<double>();
   }
   const size_t bits = penalises ? static_cast<size_t>((draw.vocab + 31) / 32) * 4 : 0;
-  allow_shared_memory(draw_kernel, bits);
-  launch("draw_kernel", draw_kernel, static_cast<unsigned>(rows), kThreads, bits, stream_of(stream),
-         dependent_launch(stream), draw);
+  allow_shared_memory(draw_kernel, bits + 48 * 1024);  // besides what it always has
+  launch("draw_kernel", draw_kernel, static_cast<unsigned>(rows), kDrawThreads, bits,
+         stream_of(stream), dependent_launch(stream), draw);
 }
 
 size_t CudaDenseOps::sample_workspace_bytes(int64_t num_rows, int64_t vocab_size) const {
