@@ -44,8 +44,10 @@ Tensor run_backend(const ExpertsCase& input, const std::string& name, const Expe
   ExpertsBackend& backend = find_backend(name, query.device.type);
   const Support support = backend.supports(query);
   if (!support) {
-    throw Unsupported(str_cat("--experts ", name, ": cannot run this case: ", to_string(support),
-                              "; backends that can: ", join(runnable_backends(query))));
+    const std::vector<std::string> others = runnable_backends(query);
+    throw Unsupported(str_cat("--experts ", name, ": cannot run this case on ",
+                              to_string(query.device), ": ", to_string(support),
+                              "; backends that can: ", others.empty() ? "none" : join(others)));
   }
   const Tensor hidden = to_dtype(input.hidden_states, query.compute_dtype);
   const Tensor weights = to_dtype(input.top_k_weights, DType::kF32);
