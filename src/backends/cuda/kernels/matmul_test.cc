@@ -256,6 +256,44 @@ TEST(Matmul, EveryLayoutAndAlignmentWithBiasAndSum) {
   }
 }
 
+// Rows far beyond 2^31 elements from the first: the corners of a product of 10 GB.
+TEST(Matmul, LargeOutputsNeedLargeOffsets) {
+  CADRE_REQUIRE_GPU();
+  constexpr int64_t kRows = 20000;
+  constexpr int64_t kColumns = 120000;
+  constexpr int64_t kDepth = 8;
+  if (Gpu::runtime().memory(0).free_bytes < size_t{12} << 30) GTEST_SKIP() << "needs 12 GiB";
+  const Gpu gpu;
+  std::mt19937 random(5);
+  Buffer x(DType::kBF16, kRows * kDepth, 0);
+  Buffer w(DType::kBF16, kColumns * kDepth, 0);
+  x.fill_random(random);
+  w.fill_random(random);
+  x.upload(gpu);
+  w.upload(gpu);
+  const Tensor out(DType::kF32, {kRows, kColumns}, Gpu::device());
+  Workspace workspace(Gpu::device(), matmul_workspace_bytes());
+  Matmul args;
+  args.m = kRows;
+  args.n = kColumns;
+  args.k = args.x_stride = kDepth;
+  args.x = x.on_device();
+  args.w = {w.on_device(), kDepth, 1};
+  args.out = out->mutable_data();
+  args.out_stride = kColumns;
+  matmul(args, workspace, gpu.stream());
+  for (const int64_t row : {int64_t{0}, kRows / 2, kRows - 1}) {
+    for (const int64_t column : {int64_t{0}, kColumns - 1}) {
+      double expected = 0;
+      for (int64_t p = 0; p < kDepth; ++p) {
+        expected += x.get(row * kDepth + p) * w.get(column * kDepth + p);
+      }
+      const Tensor value = gpu.to_host(out.view()[row].slice(column, column + 1));
+      EXPECT_NEAR(*value->as<float>(), expected, 1e-5) << row << ", " << column;
+    }
+  }
+}
+
 TEST(Matmul, NoRowsNoWork) {
   CADRE_REQUIRE_GPU();
   Problem problem(Case{});
