@@ -33,7 +33,7 @@ __device__ void copy_token(const Gather& g, int64_t token) {
 
 template <typename Piece>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const Gather g) {
-  cudaGridDependencySynchronize();
+  wait_for_previous_kernel();
   for (int64_t token = blockIdx.x; token < g.num_tokens; token += gridDim.x) {
     copy_token<Piece>(g, token);
   }
