@@ -87,7 +87,8 @@ TEST_F(DeviceModel, SmallStepsOfGroupedMmTakeBatchedMm) {
   at_four.experts_implementation = "grouped_mm";
   at_four.decode_experts = {4};
   const auto model = load(at_four);
-  EXPECT_EQ(model->experts_of_step(4).at(""), "grouped_mm");
+  EXPECT_EQ(model->experts_of_step(4).at(""), "batched_mm");
+  EXPECT_EQ(model->experts_of_step(5).at(""), "grouped_mm");
   EXPECT_EQ(model->get_experts_implementation().at(""), "grouped_mm");
   const GenerationResult result =
       generate(*model, one_prompt(), {.max_new_tokens = 4, .ignore_eos = true});
