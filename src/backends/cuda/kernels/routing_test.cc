@@ -145,6 +145,12 @@ TEST_F(Routing, IsTheStableSortOfTheValidPairs) {
   }
 }
 
+// Small enough for compute-sanitizer: one block, and the fewest tiles.
+TEST_F(Routing, OneBlockAndFewTiles) {
+  check<int64_t>(100, 8, 60, Spread::kSkewed, 1);
+  check<int32_t>(600, 8, 130, Spread::kEven, 0);
+}
+
 TEST_F(Routing, MillionsOfPairs) {
   check<int32_t>(400000, 8, 128, Spread::kEven, 0);
   check<int64_t>(100003, 22, 512, Spread::kSkewed, 1);
@@ -292,6 +298,29 @@ TEST_F(Combine, SumsInEveryDtypeSizeAndStride) {
       }
     }
   }
+}
+
+// All values of y are equal, so that any wrong address within it is a fault of the device only, and
+// one that wraps is.
+TEST_F(Combine, AddressesBeyond2To31Elements) {
+  const int64_t rows = 300000;
+  const int64_t hidden = 8192;
+  const auto bytes = static_cast<size_t>(rows * hidden * 2);
+  if (runtime_->memory(0).free_bytes < 2 * bytes) GTEST_SKIP() << "needs " << 2 * bytes << " bytes";
+  const auto y = allocate_shared_memory(kDevice, bytes);
+  runtime_->fill(y.get(), 0x3f, bytes, stream());  // 0x3f3f: 0.746...
+  const std::vector<int32_t> row_of_pair = {299999, 270000, 0, -1};
+  const auto map = to_device(row_of_pair);
+  const auto weights = to_device(std::vector<float>{1.0f, 2.0f, 4.0f, 8.0f});
+  const auto out = allocate_shared_memory(kDevice, 2 * hidden * sizeof(float));
+  combine(TensorView(y.get(), DType::kBF16, {rows, hidden}, kDevice),
+          static_cast<const int32_t*>(map.get()),
+          TensorView(weights.get(), DType::kF32, {2, 2}, kDevice),
+          MutableTensorView(out.get(), DType::kF32, {2, hidden}, kDevice), stream());
+  const auto sums = to_host<float>(out.get(), static_cast<size_t>(2 * hidden));
+  const float one = decode({0x3f, 0x3f}, DType::kBF16)[0];
+  EXPECT_EQ(sums[0], 3 * one);
+  EXPECT_EQ(sums[static_cast<size_t>(2 * hidden - 1)], 4 * one);
 }
 
 }  // namespace
