@@ -12,45 +12,59 @@
 
 namespace cadre::cuda {
 
-inline constexpr int kStreamWarps = 4;
+inline constexpr int kStreamWarps = 8;
 inline constexpr int kStreamThreads = kStreamWarps * 32;
-inline constexpr int kSmallTokens = 8;  // what the small kernels are for: one n8 tile
+inline constexpr int kSmallTokens = 8;
 inline constexpr int kMaxEntryTokens = 64;
 inline constexpr size_t kHalfOfShared = 113 * 1024;  // of Hopper's 228 KiB, for one block of two
 inline constexpr int kPrefetchedStages = 8;
 
-template <int kM, int kN, int kStages, int kChunk = 256 / kM>
-using Shape = StreamShape<kStreamWarps, kM, kN, kChunk, kStages>;
+/// A call's class: one token, up to kSmallTokens, or more.
+enum class Size { kOne, kFew, kMany };
 
-/// Small: two blocks share a multiprocessor, `up` and the `down` after it. Large: one block has all
-/// of its memory, and takes its shape from the largest number of tokens of an expert.
-template <bool kSmall, int kM>
+/// For one or few tokens, two blocks share a multiprocessor: `up` and the `down` after it. For
+/// many, one block has all of its memory, and takes its shape from the largest number of tokens of
+/// an expert.
+template <int kM, int kTokens, int kChunk, int kStages>
+using Shape = StreamShape<kStreamWarps, kM, kTokens, kChunk, kStages>;
+
+template <Size kSize, int kM>
 struct Shapes;
 template <>
-struct Shapes<true, 1> {
-  using One = Shape<1, 1, 4>;
+struct Shapes<Size::kOne, 1> {
+  using One = Shape<1, 1, 256, 3>;
   static constexpr int kBytes = One::kBytes;
 };
 template <>
-struct Shapes<true, 2> {
-  using One = Shape<2, 1, 5>;
+struct Shapes<Size::kOne, 2> {
+  using One = Shape<2, 1, 128, 3>;
   static constexpr int kBytes = One::kBytes;
 };
 template <>
-struct Shapes<false, 1> {
-  using One = Shape<1, 1, 7>;
-  using Two = Shape<1, 2, 5>;
-  using Four = Shape<1, 4, 4>;
-  using Eight = Shape<1, 8, 4, 128>;
+struct Shapes<Size::kFew, 1> {
+  using One = Shape<1, 8, 256, 2>;
+  static constexpr int kBytes = One::kBytes;
+};
+template <>
+struct Shapes<Size::kFew, 2> {
+  using One = Shape<2, 8, 128, 2>;
+  static constexpr int kBytes = One::kBytes;
+};
+template <>
+struct Shapes<Size::kMany, 1> {
+  using One = Shape<1, 8, 256, 3>;
+  using Two = Shape<1, 16, 256, 2>;
+  using Four = Shape<1, 32, 128, 3>;
+  using Eight = Shape<1, 64, 128, 2>;
   static constexpr int kBytes =
       std::max(std::max(One::kBytes, Two::kBytes), std::max(Four::kBytes, Eight::kBytes));
 };
 template <>
-struct Shapes<false, 2> {
-  using One = Shape<2, 1, 8>;
-  using Two = Shape<2, 2, 7>;
-  using Four = Shape<2, 4, 5>;
-  using Eight = Shape<2, 8, 3>;
+struct Shapes<Size::kMany, 2> {
+  using One = Shape<2, 8, 128, 4>;
+  using Two = Shape<2, 16, 128, 3>;
+  using Four = Shape<2, 32, 128, 2>;
+  using Eight = Shape<1, 64, 128, 2>;
   static constexpr int kBytes =
       std::max(std::max(One::kBytes, Two::kBytes), std::max(Four::kBytes, Eight::kBytes));
 };
@@ -66,27 +80,16 @@ __device__ __noinline__ void store_h(const DecodeArgs& a, T* h, int expert, int 
   h[row] = from_float<T>(apply(a.gate_function, gate, up));
 }
 
-/// Rows [begin, end) of the list of all entries' rows of h, cut into tiles at their borders.
+/// A share of the list of all entries' tiles of rows of h.
 template <typename T, int kM>
 class UpJob {
  public:
   __device__ UpJob(const DecodeArgs& a, const Plan& plan) : a_(a), plan_(plan) {
     has_gate_ = a.gate_function.has_gate;
     tile_rows_ = has_gate_ ? 8 * kM : 16 * kM;
-    const Place begin = share(blockIdx.x);
-    const Place end = share(blockIdx.x + 1);
-    if (begin.entry == end.entry && begin.row == end.row) return;
-    first_entry_ = begin.entry;
-    first_row_ = begin.row;
-    last_entry_ = end.row == 0 ? end.entry - 1 : end.entry;
-    last_end_ = end.row == 0 ? a.intermediate : end.row;
-    first_end_ = last_entry_ == first_entry_ ? last_end_ : a.intermediate;
-    first_tiles_ = tiles_of(first_end_ - first_row_);
-    tiles_each_ = tiles_of(a.intermediate);
-    num_tiles_ = first_tiles_;
-    if (last_entry_ > first_entry_) {
-      num_tiles_ += (last_entry_ - first_entry_ - 1) * tiles_each_ + tiles_of(last_end_);
-    }
+    tiles_each_ = (a.intermediate + tile_rows_ - 1) / tile_rows_;
+    first_tile_ = share(blockIdx.x);
+    num_tiles_ = share(blockIdx.x + 1) - first_tile_;
   }
 
   __device__ int num_tiles() const { return num_tiles_; }
@@ -148,48 +151,30 @@ class UpJob {
   }
 
  private:
-  struct Place {
-    int entry;
-    int row;
-  };
-  // Where the share of a block begins: entries * rows * block / blocks without the large numbers.
-  __device__ Place share(uint32_t block) const {
-    const uint32_t scaled = static_cast<uint32_t>(plan_.num_entries) * block;
-    const uint32_t rest = scaled % gridDim.x;
-    return {static_cast<int>(scaled / gridDim.x),
-            static_cast<int>(rest * static_cast<uint32_t>(a_.intermediate) / gridDim.x)};
-  }
-
   struct Tile {
     int entry;
     int row;
     int rows;
   };
-  __device__ int tiles_of(int rows) const { return (rows + tile_rows_ - 1) / tile_rows_; }
-  __device__ Tile tile_at(int index) const {
-    int entry = first_entry_;
-    int row = first_row_ + index * tile_rows_;
-    int end = first_end_;
-    if (index >= first_tiles_) {
-      const int later = index - first_tiles_;
-      entry = first_entry_ + 1 + later / tiles_each_;
-      row = later % tiles_each_ * tile_rows_;
-      end = entry == last_entry_ ? last_end_ : a_.intermediate;
-    }
-    return {entry, row, min(tile_rows_, end - row)};
+  // Where the share of a block begins: tiles * block / blocks without the large numbers.
+  __device__ int share(uint32_t block) const {
+    const uint32_t tiles = static_cast<uint32_t>(plan_.num_entries * tiles_each_);
+    return static_cast<int>(tiles / gridDim.x * block + tiles % gridDim.x * block / gridDim.x);
   }
+  __device__ Tile tile_at(int index) const {
+    const auto tile = static_cast<uint32_t>(first_tile_ + index);
+    const uint32_t entry = tile / static_cast<uint32_t>(tiles_each_);
+    const int row = static_cast<int>(tile - entry * tiles_each_) * tile_rows_;
+    return {static_cast<int>(entry), row, min(tile_rows_, a_.intermediate - row)};
+  }
+
   const DecodeArgs& a_;
   const Plan& plan_;
   bool has_gate_;
   int tile_rows_;
-  int first_entry_ = 0;
-  int first_row_ = 0;
-  int first_end_ = 0;
-  int first_tiles_ = 0;
-  int tiles_each_ = 1;
-  int last_entry_ = 0;
-  int last_end_ = 0;
-  int num_tiles_ = 0;
+  int tiles_each_;
+  int first_tile_;
+  int num_tiles_;
 };
 
 /// Output columns [begin, end): all entries for each block of up to 16 * kM of them.
@@ -300,18 +285,22 @@ __device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
   trace(0, 4);
 }
 
-template <typename T, bool kSmall>
-__global__ void __launch_bounds__(kStreamThreads, kSmall ? 2 : 1)
+/// Of an entry.
+template <Size kSize>
+inline constexpr int kMostTokens = kSize == Size::kMany ? kMaxEntryTokens : kSmallTokens;
+
+template <typename T, Size kSize>
+__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kMany ? 1 : 2)
     fast_up(const __grid_constant__ DecodeArgs a) {
-  using Of = Shapes<kSmall, 2>;
+  // Tiles of few rows of h make even shares.
+  using Of = Shapes<kSize, kSize == Size::kMany ? 2 : 1>;
   extern __shared__ __align__(128) char memory[];
   trace(0, 0);
   wait_for_previous_kernel();
   trace(0, 1);
-  const Plan plan = build_plan<kStreamThreads>(memory + Of::kBytes, a, true,
-                                               kSmall ? kSmallTokens : kMaxEntryTokens);
+  const Plan plan = build_plan<kStreamThreads>(memory + Of::kBytes, a, true, kMostTokens<kSize>);
   trace(0, 2);
-  if constexpr (kSmall) {
+  if constexpr (kSize != Size::kMany) {
     up_of<T, typename Of::One>(a, plan, memory);
   } else {
     if (plan.largest_count <= 8) return up_of<T, typename Of::One>(a, plan, memory);
@@ -329,6 +318,7 @@ __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, flo
   WeightStream<T, Shape, DownJob<T, Shape::kM>> stream(memory, plan, job, h, a.intermediate);
   trace(1, 1);
   stream.start_weights(prefetched_stages);
+  load_routing_weights<T>(plan, a);
   trace(1, 2);
   wait_for_previous_kernel();
   trace(1, 3);
@@ -344,21 +334,20 @@ __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, flo
   trace(1, 5);
 }
 
-template <typename T, bool kSmall, int kM>
-__global__ void __launch_bounds__(kStreamThreads, kSmall ? 2 : 1)
+template <typename T, Size kSize, int kM>
+__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kMany ? 1 : 2)
     fast_down(const __grid_constant__ DecodeArgs a, bool y_is_shared, int prefetched_stages) {
-  using Of = Shapes<kSmall, kM>;
+  using Of = Shapes<kSize, kM>;
   extern __shared__ __align__(128) char memory[];
   char* const behind = memory + Of::kBytes;
   trace(1, 0);
-  // The ids are older than `up`, which began when they were there.
-  const Plan plan =
-      build_plan<kStreamThreads>(behind, a, false, kSmall ? kSmallTokens : kMaxEntryTokens);
+  // The routing is older than `up`, which began when it was there.
+  const Plan plan = build_plan<kStreamThreads>(behind, a, false, kMostTokens<kSize>);
   float* y = nullptr;
   if (y_is_shared) {
     y = reinterpret_cast<float*>(behind + plan_bytes(a.num_tokens * a.top_k, a.num_experts));
   }
-  if constexpr (kSmall) {
+  if constexpr (kSize != Size::kMany) {
     down_of<T, typename Of::One>(a, plan, memory, y, prefetched_stages);
   } else {
     if (plan.largest_count <= 8) {
@@ -375,39 +364,42 @@ __global__ void __launch_bounds__(kStreamThreads, kSmall ? 2 : 1)
 }
 
 /// False when the device has too little shared memory.
-template <typename T, bool kSmall, int kM>
+template <typename T, Size kSize, int kM>
 bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
   const int grid = device.num_sms;
   const auto limit = static_cast<size_t>(device.shared_bytes);
   const size_t plan = plan_bytes(a.num_tokens * a.top_k, a.num_experts);
-  const size_t up_bytes = Shapes<kSmall, 2>::kBytes + plan;
-  size_t down_bytes = Shapes<kSmall, kM>::kBytes + plan;
+  const size_t up_bytes = Shapes < kSize, kSize == Size::kMany ? 2 : 1 > ::kBytes + plan;
+  size_t down_bytes = Shapes<kSize, kM>::kBytes + plan;
   if (std::max(up_bytes, down_bytes) > limit) return false;
   const size_t columns = (a.hidden + grid - 1) / grid;
   const size_t y_bytes = columns * a.num_tokens * a.top_k * sizeof(float);
-  const size_t wanted = kSmall ? std::min(limit, kHalfOfShared) : limit;
+  const size_t wanted = kSize == Size::kMany ? limit : std::min(limit, kHalfOfShared);
   const bool y_is_shared = down_bytes + y_bytes <= wanted;
   if (y_is_shared) down_bytes += y_bytes;
   const Launch mode = device.has_dependent_launch ? Launch::kDependent : Launch::kPlain;
-  const auto up = fast_up<T, kSmall>;
-  const auto down = fast_down<T, kSmall, kM>;
+  const auto up = fast_up<T, kSize>;
+  const auto down = fast_down<T, kSize, kM>;
   allow_shared_memory(up, up_bytes);
   allow_shared_memory(down, down_bytes);
   launch("batched_mm fast_up", up, grid, kStreamThreads, up_bytes, device.stream, mode, a);
   launch("batched_mm fast_down", down, grid, kStreamThreads, down_bytes, device.stream, mode, a,
-         y_is_shared, kSmall ? kPrefetchedStages : 0);
+         y_is_shared, kSize == Size::kMany ? 0 : kPrefetchedStages);
   return true;
+}
+
+template <typename T, Size kSize>
+bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
+  const bool is_narrow = (a.hidden + device.num_sms - 1) / device.num_sms <= 16;
+  return is_narrow ? launch_fast<T, kSize, 1>(a, device) : launch_fast<T, kSize, 2>(a, device);
 }
 
 template <typename T>
 bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
-  const bool is_narrow = (a.hidden + device.num_sms - 1) / device.num_sms <= 16;
-  if (a.num_tokens > kSmallTokens) {
-    const bool done =
-        is_narrow ? launch_fast<T, false, 1>(a, device) : launch_fast<T, false, 2>(a, device);
-    if (done) return true;
-  }
-  return is_narrow ? launch_fast<T, true, 1>(a, device) : launch_fast<T, true, 2>(a, device);
+  // One token is one entry for each slot, so an entry never has two.
+  if (a.num_tokens == 1 && a.top_k <= 32) return launch_fast<T, Size::kOne>(a, device);
+  if (a.num_tokens > kSmallTokens && launch_fast<T, Size::kMany>(a, device)) return true;
+  return launch_fast<T, Size::kFew>(a, device);
 }
 
 #endif

@@ -118,6 +118,8 @@ __global__ void __launch_bounds__(kThreads) plain_down(DecodeArgs a) {
   extern __shared__ __align__(16) char memory[];
   __shared__ float sums[kTokens][kRows];
   const Plan plan = build_plan<kThreads>(memory, a, false, kTokens);
+  load_routing_weights<T>(plan, a);
+  __syncthreads();
   const int row_blocks = (a.hidden + kRows - 1) / kRows;
   const T* h = static_cast<const T*>(a.h);
   for (int block = blockIdx.x; block < row_blocks; block += gridDim.x) {

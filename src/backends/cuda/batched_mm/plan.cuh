@@ -13,6 +13,7 @@ namespace cadre::cuda {
 /// no value depends on it: each pair is a column of its own.
 struct Plan {
   int32_t* expert_of_pair;  // [P]; -1: no expert
+  float* weight;            // [P] of the routing, where there is an expert; `down` alone
   int32_t* entry_expert;    // [P]
   int32_t* cursor;          // [E]
   uint16_t* entry_first;    // [P] of `pair` and `row`
@@ -25,7 +26,7 @@ struct Plan {
 };
 
 __host__ __device__ inline size_t plan_bytes(int pairs, int experts) {
-  const size_t bytes = size_t(pairs) * (4 + 4 + 2 + 2 + 2 + 2) + size_t(experts) * 4 + 8;
+  const size_t bytes = size_t(pairs) * (4 + 4 + 4 + 2 + 2 + 2 + 2) + size_t(experts) * 4 + 8;
   return (bytes + 127) / 128 * 128;
 }
 
@@ -44,7 +45,8 @@ __device__ inline int32_t expert_of(const DecodeArgs& a, int pair) {
 __device__ inline Plan place_plan(char* memory, int pairs, int experts) {
   Plan plan;
   plan.expert_of_pair = reinterpret_cast<int32_t*>(memory);
-  plan.entry_expert = plan.expert_of_pair + pairs;
+  plan.weight = reinterpret_cast<float*>(plan.expert_of_pair + pairs);
+  plan.entry_expert = plan.expert_of_pair + 2 * pairs;
   plan.cursor = plan.entry_expert + pairs;
   plan.totals = plan.cursor + experts;
   plan.entry_first = reinterpret_cast<uint16_t*>(plan.totals + 2);

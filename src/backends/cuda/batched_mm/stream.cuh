@@ -11,19 +11,20 @@ namespace cadre::cuda {
 
 /// A ring of kStages stages for each of kWarps warps. A stage holds kChunk bytes (128 or 256) of
 /// 16 * kM rows of weights, the upper 8 * kM of them a half of their own (up beside gate), and of
-/// 8 * kN rows of tokens.
-template <int kWarps_, int kM_, int kN_, int kChunk_, int kStages_>
+/// kTokens rows of tokens (1, or a multiple of 8).
+template <int kWarps_, int kM_, int kTokens_, int kChunk_, int kStages_>
 struct StreamShape {
   static constexpr int kWarps = kWarps_;
   static constexpr int kM = kM_;
-  static constexpr int kN = kN_;
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kN = (kTokens + 7) / 8;
   static constexpr int kChunk = kChunk_;
   static constexpr int kStages = kStages_;
   static constexpr int kPieces = kChunk / 16;       // of a row, each 16 bytes
   static constexpr int kRowsAtOnce = 32 / kPieces;  // that a warp copies in one instruction
   static constexpr int kHalf = 8 * kM;
   static constexpr int kHalfBytes = kHalf * kChunk;
-  static constexpr int kStageBytes = 2 * kHalfBytes + 8 * kN * kChunk;
+  static constexpr int kStageBytes = 2 * kHalfBytes + kTokens * kChunk;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kPartFloats = kM * kN * 4 * 32;
   // Ring and one part for each warp; the other part lies in the ring when that has run dry.
@@ -84,7 +85,7 @@ class WeightStream {
   __device__ void start_weights(int prefetched_stages) {
     Cursor at = copied_;
 #pragma unroll 1
-    for (int s = 0; s < Shape::kStages - 1 && at.left > 0; ++s) {
+    for (int s = 0; s < Shape::kStages && at.left > 0; ++s) {
       copy_weights(s, at);
       at.next(chunks_);
     }
@@ -173,7 +174,8 @@ class WeightStream {
     high_ += Shape::kChunk;
   }
 
-  static constexpr int kTokenCopies = 8 * Shape::kN / Shape::kRowsAtOnce;
+  static constexpr int kTokenCopies =
+      Shape::kTokens < Shape::kRowsAtOnce ? 1 : Shape::kTokens / Shape::kRowsAtOnce;
   static constexpr bool kKeepsTokens = kTokenCopies <= 4;  // their addresses, in registers
 
   __device__ const char* token_at(int n, int chunk) const {
@@ -233,33 +235,38 @@ class WeightStream {
 
   static constexpr int kHalves = Shape::kChunk / 64;  // what one lane's 16 bytes are a quarter of
 
-  // A stage's weights, and its tokens where they are few.
+  // A stage in registers.
   struct Raw {
     uint4 low[kHalves][Shape::kM];
     uint4 high[kHalves][Shape::kM];
-    uint4 x[Shape::kN == 1 ? kHalves : 1];
+    uint4 x[kHalves][Shape::kN];
   };
   using Sums = float[Shape::kM][Shape::kN][4];
 
   __device__ const uint4* stage_at(int stage, int half, int row) const {
-    return reinterpret_cast<const uint4*>(ring_ + stage * Shape::kStageBytes +
-                                          (row + lane_ / 4) * Shape::kChunk +
-                                          place_in_row(4 * half + lane_ % 4, lane_ / 4));
+    return reinterpret_cast<const uint4*>(ring_ + stage * Shape::kStageBytes + row * Shape::kChunk +
+                                          place_in_row(4 * half + lane_ % 4, row));
   }
 
-  __device__ void load(int stage, Raw& raw) const {
+  __device__ void load(int stage, int count, Raw& raw) const {
+    const int row = lane_ / 4;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
       for (int i = 0; i < Shape::kM; ++i) {
-        raw.low[h][i] = *stage_at(stage, h, 8 * i);
-        raw.high[h][i] = *stage_at(stage, h, Shape::kHalf + 8 * i);
+        raw.low[h][i] = *stage_at(stage, h, 8 * i + row);
+        raw.high[h][i] = *stage_at(stage, h, Shape::kHalf + 8 * i + row);
       }
-      if constexpr (Shape::kN == 1) raw.x[h] = *stage_at(stage, h, 2 * Shape::kHalf);
+#pragma unroll
+      for (int n = 0; n < Shape::kN; ++n) {
+        if (n != 0 && 8 * n >= count) continue;
+        const int token = Shape::kTokens == 1 ? 0 : 8 * n + row;
+        raw.x[h][n] = *stage_at(stage, h, 2 * Shape::kHalf + token);
+      }
     }
   }
 
-  __device__ void multiply(int stage, const Raw& raw, int count, Sums (&sums)[Shape::kSets]) const {
+  __device__ void multiply(const Raw& raw, int count, Sums (&sums)[Shape::kSets]) const {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       typename Product<T>::Fragment low[Shape::kM];
@@ -269,22 +276,16 @@ class WeightStream {
         low[i] = Product<T>::prepare(raw.low[h][i]);
         high[i] = Product<T>::prepare(raw.high[h][i]);
       }
-      typename Product<T>::Fragment x[Shape::kN];
-#pragma unroll
-      for (int n = 0; n < Shape::kN; ++n) {
-        if (n != 0 && 8 * n >= count) continue;
-        x[n] = Product<T>::prepare(Shape::kN == 1 ? raw.x[h]
-                                                  : *stage_at(stage, h, 2 * Shape::kHalf + 8 * n));
-      }
 #pragma unroll
       for (int step = 0; step < Product<T>::kSteps; ++step) {
         Sums& to = sums[(2 * h + step) % Shape::kSets];
 #pragma unroll
         for (int n = 0; n < Shape::kN; ++n) {
           if (n != 0 && 8 * n >= count) continue;
+          const auto x = Product<T>::prepare(raw.x[h][n]);
 #pragma unroll
           for (int i = 0; i < Shape::kM; ++i) {
-            Product<T>::add(to[i][n], step, low[i], high[i], x[n]);
+            Product<T>::add(to[i][n], step, low[i], high[i], x);
           }
         }
       }
@@ -316,32 +317,21 @@ class WeightStream {
   }
 
   __device__ void consume() {
-    Sums sums[Shape::kSets];
-    Raw raw;
     Cursor at = copied_;
-    bool is_begun_by_other = begin_.chunk != 0;
-    int count = 0;
-    int read = 0;
-    int write = 0;
-    int ahead = Shape::kStages - 1;  // stages that have weights, but no tokens yet
 #pragma unroll 1
-    while (at.left > 0) {
-      if (ahead == 0) {
-        wait_copies<Shape::kStages - 2>();
-        __syncwarp();  // all lanes' copies have landed, and all have read the stage before
-        load(read, raw);
-      }
+    for (int s = 0; s < Shape::kStages; ++s) {  // they have their weights already
       if (copied_.left > 0) {
-        if (ahead == 0) copy_weights(write, copied_);
-        copy_tokens(write, copied_);
+        copy_tokens(s, copied_);
         copied_.next(chunks_);
       }
       commit_copies();
-      write = write + 1 == Shape::kStages ? 0 : write + 1;
-      if (ahead != 0) {
-        --ahead;
-        continue;
-      }
+    }
+    Sums sums[Shape::kSets];
+    bool is_begun_by_other = begin_.chunk != 0;
+    int count = 0;
+    int stage = 0;
+#pragma unroll 1
+    while (at.left > 0) {
       if (at.is_new) {
         count = job_.tokens(at.tile).count;
 #pragma unroll
@@ -349,8 +339,19 @@ class WeightStream {
           for_each_sum([&](int i, int n, int c, int) { sums[s][i][n][c] = 0; });
         }
       }
-      multiply(read, raw, count, sums);
-      read = read + 1 == Shape::kStages ? 0 : read + 1;
+      Raw raw;
+      wait_copies<Shape::kStages - 1>();
+      __syncwarp();  // all lanes' copies have landed
+      load(stage, count, raw);
+      __syncwarp();  // all lanes have read
+      if (copied_.left > 0) {
+        copy_weights(stage, copied_);
+        copy_tokens(stage, copied_);
+        copied_.next(chunks_);
+      }
+      commit_copies();
+      stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+      multiply(raw, count, sums);
       const int tile = at.tile;
       at.next(chunks_);
       if (!at.is_new && at.left > 0) continue;

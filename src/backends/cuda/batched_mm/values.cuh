@@ -47,19 +47,40 @@ __device__ float routing_weight(const DecodeArgs& a, int pair) {
   return to_float(static_cast<const T*>(a.routing_weights)[at]);
 }
 
+/// By all threads of a block; visible after the next barrier.
+template <typename T>
+__device__ void load_routing_weights(const Plan& plan, const DecodeArgs& a) {
+#pragma unroll 1
+  for (int p = threadIdx.x; p < a.num_tokens * a.top_k; p += blockDim.x) {
+    if (plan.expert_of_pair[p] >= 0) plan.weight[p] = routing_weight<T>(a, p);
+  }
+}
+
 /// out[t, column]: the pairs' results in slot order. `y` is where the column of pair 0 lies.
 template <typename T>
 __device__ void combine_one(const DecodeArgs& a, const Plan& plan, int t, int column,
                             const float* y, int64_t y_stride) {
+  constexpr int kAtOnce = 8;
   float sum = 0;
   const int first = t * a.top_k;
-#pragma unroll 8
-  for (int s = 0; s < a.top_k; ++s) {
-    const int expert = plan.expert_of_pair[first + s];
-    if (expert < 0) continue;
-    const float value =
-        y[(first + s) * y_stride] + bias_of(a.down_bias, a.bias_dtype, expert, column);
-    sum += routing_weight<T>(a, first + s) * value;
+#pragma unroll 1
+  for (int begin = 0; begin < a.top_k; begin += kAtOnce) {
+    float value[kAtOnce];
+    int expert[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int pair = first + begin + j;
+      expert[j] = begin + j < a.top_k ? plan.expert_of_pair[pair] : -1;
+      value[j] = expert[j] >= 0 ? y[pair * y_stride] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (expert[j] < 0) continue;
+      if (a.down_bias.first.data != nullptr) {
+        value[j] += bias_of(a.down_bias, a.bias_dtype, expert[j], column);
+      }
+      sum += plan.weight[first + begin + j] * value[j];
+    }
   }
   const int64_t at = t * a.out_stride + column;
   if (a.out_is_f32) {
