@@ -7,6 +7,7 @@
 
 #include "cadre/generation.h"
 #include "commands.h"
+#include "core/device_runtime.h"
 #include "exit_codes.h"
 #include "interrupt.h"
 #include "io/checkpoint.h"
@@ -33,6 +34,7 @@ struct GenerateOptions {
 struct Outcome {
   GenerationResult result;
   MemoryReport memory;
+  Device device;
   std::string text;  // of a text prompt
   bool reader_gone = false;
 };
@@ -108,6 +110,7 @@ Outcome run_model(Model& model, const std::vector<std::vector<TokenId>>& prompts
     if (!guard) {
       guard.emplace();
       outcome.memory = model.memory();
+      outcome.device = model.info().device;
     }
     return on_token(sequence, id) && interrupt_signal() == 0;
   });
@@ -195,11 +198,21 @@ Json stats_json(const Outcome& outcome) {
           {"decode_tokens_per_second", per_second(result.decode_tokens, result.decode_seconds)},
           {"prefill_experts", result.prefill_experts},
           {"decode_experts", result.decode_experts},
+          {"device", to_string(outcome.device)},
           {"cpu_isa", cpu_instruction_set()},
           {"mapped_bytes", memory.mapped_bytes},
+          {"weights_bytes", memory.weights_bytes},
           {"added_bytes", memory.added_bytes},
           {"workspace_bytes", memory.workspace_bytes},
           {"kv_cache_bytes", memory.kv_cache_bytes}};
+}
+
+bool on_cpu(Device device) { return device.type == DeviceType::kCpu; }
+
+std::string device_text(Device device) {
+  if (on_cpu(device)) return str_cat("cpu:     ", cpu_instruction_set());
+  return str_cat("gpu:     ", device_runtime(device).properties(device.index).name, " (",
+                 to_string(device), ")");
 }
 
 std::string stats_text(const Outcome& outcome) {
@@ -215,7 +228,9 @@ std::string stats_text(const Outcome& outcome) {
   return str_cat(
       "prefill: ", stage(result.prompt_tokens, result.prefill_seconds, result.prefill_experts),
       "\ndecode:  ", stage(result.decode_tokens, result.decode_seconds, result.decode_experts),
-      "\ncpu:     ", cpu_instruction_set(), "\nmemory:  mapped ", format_bytes(memory.mapped_bytes),
+      "\n", device_text(outcome.device), "\nmemory:  ",
+      on_cpu(outcome.device) ? "mapped " + format_bytes(memory.mapped_bytes)
+                             : "weights " + format_bytes(memory.weights_bytes),
       ", added ", format_bytes(memory.added_bytes), ", workspace ",
       format_bytes(memory.workspace_bytes), ", KV cache ", format_bytes(memory.kv_cache_bytes));
 }
