@@ -11,8 +11,10 @@
 #include "core/device_runtime.h"
 
 // Without this the sanitizers end the program where the system's malloc returns null.
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming): their names
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 
 namespace cadre {
 namespace {
