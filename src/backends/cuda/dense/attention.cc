@@ -1,5 +1,6 @@
 // Attention: which kernel takes a step, and how far the keys are split.
 #include <algorithm>
+#include <cstdlib>
 
 #include "backends/cuda/dense/attention_kernels.h"
 #include "backends/cuda/dense/cuda_dense_ops.h"
@@ -49,11 +50,13 @@ int32_t splits_of(const AttentionCall& call, bool cluster) {
   const int64_t keys =
       call.window > 0 ? std::min<int64_t>(call.window, call.max_tokens) : call.max_tokens;
   if (!cluster) {
-    const int64_t useful = (keys + 2 * kMinSplitKeys - 1) / (2 * kMinSplitKeys);
+    const int64_t useful = (keys + kMinSplitKeys - 1) / kMinSplitKeys;
     return static_cast<int32_t>(std::clamp<int64_t>(kMaxPartials / blocks, 1, useful));
   }
+  if (const char* e = getenv("CADRE_SPLITS")) return atoi(e);
+  // A block fills a multiprocessor, and clusters must fit into groups of 16 of these.
   int32_t splits = 1;
-  while (2 * splits <= kMaxCluster && 2 * splits * blocks <= kMaxPartials / 2 &&
+  while (2 * splits <= kMaxCluster && 2 * splits * blocks <= (splits < 4 ? 128 : 96) &&
          splits * kMinSplitKeys < keys) {
     splits *= 2;
   }

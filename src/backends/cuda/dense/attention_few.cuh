@@ -13,7 +13,7 @@ namespace cadre::cuda {
 /// kDim: head_dim rounded up; what is beyond head_dim counts as zeros.
 template <int kDim>
 struct FewShape {
-  static constexpr int kWarps = 4;
+  static constexpr int kWarps = kDim > 128 ? 4 : 8;
   static constexpr int kKeys = 16;                    // of a warp at a time
   static constexpr int kStages = kDim > 128 ? 2 : 3;  // of a warp's ring
   static constexpr int kPieces = kDim / 8;            // 16-byte pieces of a key
@@ -21,9 +21,11 @@ struct FewShape {
   static constexpr int kStageBytes = 2 * kTileBytes;  // keys and values
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kPitch = kDim + 4;  // floats of a row where the warps' results meet
-  static constexpr size_t kSharedBytes = static_cast<size_t>(kWarps) * kRingBytes;
-  static constexpr int kMet = kWarps * kFewRows * kPitch;  // float at which a block's results lie
-  static_assert(kSharedBytes >= (kMet + kFewRows * (kDim + 2)) * sizeof(float));
+  // Behind the rings: rows' results from all blocks of a cluster, sums, maximum and divisor.
+  static constexpr int kResult = kDim + 4;  // floats
+  static constexpr size_t kSharedBytes =
+      static_cast<size_t>(kWarps) * kRingBytes + kFewRows * kResult * sizeof(float);
+  static_assert(kRingBytes >= kFewRows * kPitch * 4);
 };
 
 /// Up to 16 keys and values on their way; those beyond `end` become zeros.
@@ -62,14 +64,18 @@ __device__ inline void attend_keys(const AttentionCall& call, const uint32_t (&q
   using S = FewShape<kDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float scores[2][4] = {};
+  float others[2][4] = {};  // of every second step, so that products wait less for each other
   const uint32_t key_address = stage + piece_offset<kDim>((lane / 16) * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     uint32_t b[4];
     load_matrices<0>(at_column(key_address, k), b);
-    mma<T>(scores[0], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
-    mma<T>(scores[1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+    auto& sums = k % 2 == 0 ? scores : others;
+    mma<T>(sums[0], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+    mma<T>(sums[1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
   }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) scores[i / 4][i % 4] += others[i / 4][i % 4];
   uint32_t p[4];
   float factors[2];
 #pragma unroll
@@ -125,9 +131,9 @@ __device__ inline uint32_t load_query(const AttentionCall& call, int64_t row, in
   return *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(call.q) + row + d);
 }
 
-/// The warps' results become the block's: sums [kFewRows][kDim], maxima and divisors [kFewRows].
-template <int kDim>
-__device__ inline void join_warps(FewState<kDim>& state, float* memory, float* result) {
+/// The warps' results become the block's. result_of(row): where those of a row go.
+template <int kDim, typename ResultOf>
+__device__ inline void join_warps(FewState<kDim>& state, float* memory, const ResultOf& result_of) {
   using S = FewShape<kDim>;
   __shared__ float states[2][S::kWarps][kFewRows];
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -150,58 +156,57 @@ __device__ inline void join_warps(FewState<kDim>& state, float* memory, float* r
     }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kFewRows * (kDim / 2); i += 32 * S::kWarps) {
-    const int row = i / (kDim / 2);
-    const int d = 2 * (i % (kDim / 2));
+  for (int i = static_cast<int>(threadIdx.x); i < kFewRows * (kDim / 4); i += 32 * S::kWarps) {
+    const int row = i / (kDim / 4);
+    const int d = 4 * (i % (kDim / 4));
     float max = kMinusInfinity;
 #pragma unroll
     for (int w = 0; w < S::kWarps; ++w) max = fmaxf(max, states[0][w][row]);
     float divisor = 0;
-    float2 sum = {0, 0};
+    float4 sum = {0, 0, 0, 0};
 #pragma unroll
     for (int w = 0; w < S::kWarps; ++w) {
       if (states[0][w][row] == kMinusInfinity) continue;
       const float factor = exp2f(states[0][w][row] - max);
-      const float* from = memory + (w * kFewRows + row) * S::kPitch + d;
+      const float4 from =
+          *reinterpret_cast<const float4*>(memory + (w * kFewRows + row) * S::kPitch + d);
       divisor += factor * states[1][w][row];
-      sum.x += factor * from[0];
-      sum.y += factor * from[1];
+      sum.x += factor * from.x;
+      sum.y += factor * from.y;
+      sum.z += factor * from.z;
+      sum.w += factor * from.w;
     }
-    *reinterpret_cast<float2*>(result + row * kDim + d) = sum;
-    if (d == 0) {
-      result[kFewRows * kDim + row] = max;
-      result[kFewRows * (kDim + 1) + row] = divisor;
-    }
+    float* result = result_of(row);
+    *reinterpret_cast<float4*>(result + d) = sum;
+    if (d == 0) *reinterpret_cast<float2*>(result + kDim) = {max, divisor};
   }
-  __syncthreads();
 }
 
-/// Sums over `splits` blocks' results become outputs. result_of(split): where that block's lie.
-/// This block has rows first, first + step, ...
-template <int kDim, typename ResultOf>
+/// Sums over the splits' results become outputs. This block has rows `first`, first + splits, ...;
+/// `results` [splits][rows of this block].
+template <int kDim>
 __device__ inline void write_rows(const AttentionCall& call, const AttentionTile& tile,
-                                  int32_t kv_head, int splits, int first, int step,
-                                  const ResultOf& result_of) {
+                                  int32_t kv_head, int first, const float* results) {
   using S = FewShape<kDim>;
-  const int rows = (kFewRows - first + step - 1) / step;
+  const int splits = call.num_splits;
+  const int rows = kFewRows / splits;
   for (int i = static_cast<int>(threadIdx.x); i < rows * (kDim / 2); i += 32 * S::kWarps) {
-    const int row = first + i / (kDim / 2) * step;
+    const int place = i / (kDim / 2);
+    const int row = first + place * splits;
     const int d = 2 * (i % (kDim / 2));
     if (tile.first_row + row >= tile.rows || d >= call.head_dim) continue;
     float max = kMinusInfinity;
     for (int s = 0; s < splits; ++s) {
-      max = fmaxf(max, result_of(s)[kFewRows * kDim + row]);
+      max = fmaxf(max, results[(s * rows + place) * S::kResult + kDim]);
     }
     float divisor = 0;
     float2 sum = {0, 0};
     for (int s = 0; s < splits; ++s) {
-      const float* result = result_of(s);
-      const float top = result[kFewRows * kDim + row];
-      const float factor = top == kMinusInfinity ? 0.0f : exp2f(top - max);
-      divisor += factor * result[kFewRows * (kDim + 1) + row];
-      const float2 part = *reinterpret_cast<const float2*>(result + row * kDim + d);
-      sum.x += factor * part.x;
-      sum.y += factor * part.y;
+      const float* result = results + (s * rows + place) * S::kResult;
+      const float factor = result[kDim] == kMinusInfinity ? 0.0f : exp2f(result[kDim] - max);
+      divisor += factor * result[kDim + 1];
+      sum.x += factor * result[d];
+      sum.y += factor * result[d + 1];
     }
     const int64_t to = row_offset(call, tile, kv_head, tile.first_row + row) + d;
     store_one(sum.x / divisor, call.out, call.dtype, to);
@@ -211,16 +216,16 @@ __device__ inline void write_rows(const AttentionCall& call, const AttentionTile
 
 /// A split's results for join_splits().
 template <int kDim>
-__device__ inline void leave_partial(const AttentionCall& call, const float* result) {
+__device__ inline void leave_partial(const AttentionCall& call, const float* results) {
   using S = FewShape<kDim>;
   const int64_t part = static_cast<int64_t>(blockIdx.x) * call.num_splits + blockIdx.y;
   float* partial = call.partials + part * (kFewRows * (call.head_dim + 2));
   for (int i = static_cast<int>(threadIdx.x); i < kFewRows * (kDim + 2); i += 32 * S::kWarps) {
-    if (i >= kFewRows * kDim) {
-      partial[i - kFewRows * (kDim - call.head_dim)] = result[i];
-    } else if (i % kDim < call.head_dim) {
-      partial[i / kDim * call.head_dim + i % kDim] = result[i];
-    }
+    const int row = i / (kDim + 2);
+    const int d = i % (kDim + 2);
+    const float value = results[row * S::kResult + d];
+    if (d < call.head_dim) partial[row * call.head_dim + d] = value;
+    if (d >= kDim) partial[kFewRows * (call.head_dim + d - kDim) + row] = value;
   }
 }
 
@@ -242,6 +247,9 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
   const int32_t end = min(begin + share, all_end);
   const bool in_cluster = call.num_splits > 1 && call.partials == nullptr;
   if (begin >= end && !in_cluster) return begin_dependent();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (in_cluster) cooperative_groups::this_cluster().barrier_arrive();
+#endif
   const int64_t offset = cache_offset(call, tile, kv_head);
   const auto* keys = static_cast<const uint16_t*>(call.keys) + offset;
   const auto* values = static_cast<const uint16_t*>(call.values) + offset;
@@ -285,19 +293,27 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
   }
   wait_for_copies<0>();
   __syncthreads();
-  float* result = reinterpret_cast<float*>(memory) + S::kMet;
-  join_warps<kDim>(state, reinterpret_cast<float*>(memory), result);
-  if (call.partials != nullptr) return leave_partial<kDim>(call, result);
-  if (!in_cluster) {
-    return write_rows<kDim>(call, tile, kv_head, 1, 0, 1, [&](int) { return result; });
-  }
+  float* sums = reinterpret_cast<float*>(memory);
+  float* results = reinterpret_cast<float*>(memory + S::kWarps * S::kRingBytes);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto cluster = cooperative_groups::this_cluster();
-  cluster.sync();
-  write_rows<kDim>(call, tile, kv_head, call.num_splits, static_cast<int>(blockIdx.y),
-                   call.num_splits, [&](int s) { return cluster.map_shared_rank(result, s); });
-  cluster.sync();  // others may read this block's results until then
+  if (in_cluster) {
+    // Row r goes to block r % splits of the cluster.
+    const auto cluster = cooperative_groups::this_cluster();
+    const int rows = kFewRows / call.num_splits;
+    cluster.barrier_wait();  // all blocks are there
+    join_warps<kDim>(state, sums, [&](int row) {
+      const auto source = static_cast<int>(blockIdx.y);
+      float* mine = results + (source * rows + row / call.num_splits) * S::kResult;
+      return cluster.map_shared_rank(mine, row % call.num_splits);
+    });
+    cluster.sync();
+    return write_rows<kDim>(call, tile, kv_head, static_cast<int>(blockIdx.y), results);
+  }
 #endif
+  join_warps<kDim>(state, sums, [&](int row) { return results + row * S::kResult; });
+  __syncthreads();
+  if (call.partials != nullptr) return leave_partial<kDim>(call, results);
+  write_rows<kDim>(call, tile, kv_head, 0, results);
 }
 
 }  // namespace cadre::cuda

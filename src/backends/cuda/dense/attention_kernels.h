@@ -33,7 +33,7 @@ struct AttentionCall {
 
 inline constexpr int kFewRows = 16;           // rows of a tile of attend_few() and attend_any()
 inline constexpr int kManyRows = 128;         // of attend_many()
-inline constexpr int kMinSplitKeys = 64;      // keys that are worth a block
+inline constexpr int kMinSplitKeys = 128;     // keys that are worth a block
 inline constexpr int kMaxCluster = 16;        // splits that may be one cluster
 inline constexpr int64_t kMaxPartials = 528;  // tiles times splits, when there are splits
 

@@ -20,16 +20,19 @@ constexpr int kUnitBytes = kUnitLoads * 512;
 constexpr int kStages = 6;
 constexpr int kRingBytes = kStages * kUnitBytes;  // of a warp
 
-// kRows: rows of x at most; kTiles: groups of eight weight rows.
-template <int kRows, int kTiles>
+// kRows: rows of x at most; kTiles: groups of eight weight rows; kHeld: units of a tile that a warp
+// has at most, whose part of x it keeps in registers for all tiles; 0: any number, x is read each
+// time.
+template <int kRows, int kTiles, int kHeld>
 struct Shape {
   static constexpr int kHalves = kRows / 8;            // groups of eight rows of x
   static constexpr int kProducts = (kRows + 15) / 16;  // products over them
   static constexpr int kColumns = 8 * kTiles;          // weight rows of a tile
   static constexpr int kSteps = kUnitLoads / kTiles;
-  static constexpr int32_t kChunk = kStep * kSteps;  // elements of k in a unit
-  static constexpr int kSums = kRows * kColumns;     // sums of a tile
-  static constexpr int kOutputs =                    // of a thread
+  static constexpr int32_t kChunk = kStep * kSteps;     // elements of k in a unit
+  static constexpr int kSums = kRows * kColumns;        // sums of a tile
+  static constexpr int kUnits = kHeld > 0 ? kHeld : 1;  // of x in registers
+  static constexpr int kOutputs =                       // of a thread
       (kSums + 32 * kMaxWarps - 1) / (32 * kMaxWarps);
 
   static size_t shared_bytes(int64_t warps) {
@@ -101,10 +104,10 @@ __device__ uint4 load_shared(uint32_t address) {
   return v;
 }
 
-template <typename T, int kRows, int kTiles>
+template <typename T, int kRows, int kTiles, int kHeld>
 __global__ void __launch_bounds__(32 * kMaxWarps, 2)
     linear_rows_kernel(const __grid_constant__ LinearRows args, int32_t num_tiles) {
-  using S = Shape<kRows, kTiles>;
+  using S = Shape<kRows, kTiles, kHeld>;
   extern __shared__ __align__(128) unsigned char memory[];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -128,6 +131,24 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
     is_row[h] = row < args.rows;
     x[h] = static_cast<const uint16_t*>(args.x) + (is_row[h] ? row : 0) * args.x_stride;
   }
+  uint4 a[S::kUnits][S::kSteps][2 * S::kProducts];
+  const auto load_x = [&](uint4(&to)[S::kSteps][2 * S::kProducts], int32_t k) {
+#pragma unroll
+    for (int s = 0; s < S::kSteps; ++s) {
+#pragma unroll
+      for (int h = 0; h < 2 * S::kProducts; ++h) {
+        to[s][h] = {0, 0, 0, 0};
+        if (h < S::kHalves && is_row[h] && k + s * kStep < k_end) {
+          to[s][h] = *reinterpret_cast<const uint4*>(x[h] + k + s * kStep);
+        }
+      }
+    }
+  };
+  const int32_t stride = warps * S::kChunk;
+  if constexpr (kHeld > 0) {
+#pragma unroll
+    for (int u = 0; u < kHeld; ++u) load_x(a[u], first_k + u * stride);
+  }
   int stage = 0;
   int parity = 0;
   for (auto tile = static_cast<int32_t>(blockIdx.x); tile < num_tiles;
@@ -144,35 +165,40 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
       bases[o] = is_output ? output_base(part, row, column) : 0.0f;
     }
     float acc[2][S::kProducts][kTiles][4] = {};
-    for (int32_t k = first_k; k - 8 * q < k_end; k += warps * S::kChunk) {
-      uint4 a[S::kSteps][2 * S::kProducts];
-#pragma unroll
-      for (int s = 0; s < S::kSteps; ++s) {
-#pragma unroll
-        for (int h = 0; h < 2 * S::kProducts; ++h) {
-          a[s][h] = {0, 0, 0, 0};
-          if (h < S::kHalves && is_row[h] && k + s * kStep < k_end) {
-            a[s][h] = *reinterpret_cast<const uint4*>(x[h] + k + s * kStep);
-          }
-        }
-      }
+    const auto multiply = [&](const uint4(&x_of)[S::kSteps][2 * S::kProducts]) {
       wait_for_copies<kStages - 2>();
       requests.template next<S::kSteps>();
       const uint32_t from = ring + stage * kUnitBytes + 16 * lane;
       stage = stage == kStages - 1 ? 0 : stage + 1;
+      uint4 w[S::kSteps][kTiles];
+#pragma unroll
+      for (int s = 0; s < S::kSteps; ++s) {
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) w[s][i] = load_shared(from + (s * kTiles + i) * 512);
+      }
 #pragma unroll
       for (int s = 0; s < S::kSteps; ++s) {
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
-          const uint4 w = load_shared(from + (s * kTiles + i) * 512);
 #pragma unroll
           for (int p = 0; p < S::kProducts; ++p) {
-            const uint4 low = a[s][2 * p];
-            const uint4 high = a[s][2 * p + 1];
-            mma<T>(acc[0][p][i], low.x, high.x, low.y, high.y, w.x, w.y);
-            mma<T>(acc[1][p][i], low.z, high.z, low.w, high.w, w.z, w.w);
+            const uint4 low = x_of[s][2 * p];
+            const uint4 high = x_of[s][2 * p + 1];
+            mma<T>(acc[0][p][i], low.x, high.x, low.y, high.y, w[s][i].x, w[s][i].y);
+            mma<T>(acc[1][p][i], low.z, high.z, low.w, high.w, w[s][i].z, w[s][i].w);
           }
         }
+      }
+    };
+    if constexpr (kHeld > 0) {
+#pragma unroll
+      for (int u = 0; u < kHeld; ++u) {
+        if (first_k - 8 * q + u * stride < k_end) multiply(a[u]);
+      }
+    } else {
+      for (int32_t k = first_k; k - 8 * q < k_end; k += stride) {
+        load_x(a[0], k);
+        multiply(a[0]);
       }
     }
     float* mine = sums + (parity * warps + warp) * S::kSums;
@@ -206,9 +232,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
   wait_for_copies<0>();
 }
 
-template <typename T, int kRows, int kTiles>
+template <typename T, int kRows, int kTiles, int kHeld>
 void run(LinearRows& args, const Stream& stream) {
-  using S = Shape<kRows, kTiles>;
+  using S = Shape<kRows, kTiles, kHeld>;
   const int32_t tiles = set_tiles(args, S::kColumns);
   if (tiles == 0) return;
   // As many warps as outputs of a tile need, and no more than there are chunks.
@@ -217,8 +243,9 @@ void run(LinearRows& args, const Stream& stream) {
   const int64_t warps = std::max(std::clamp<int64_t>(chunks, 1, kMaxWarps), least);
   const int blocks = std::min(tiles, properties_of(stream.device.index).num_multiprocessors);
   const size_t bytes = S::shared_bytes(warps);
-  allow_shared_memory(linear_rows_kernel<T, kRows, kTiles>, bytes);
-  launch("linear_rows_kernel", linear_rows_kernel<T, kRows, kTiles>, static_cast<unsigned>(blocks),
+  const auto kernel = linear_rows_kernel<T, kRows, kTiles, kHeld>;
+  allow_shared_memory(kernel, bytes);
+  launch("linear_rows_kernel", kernel, static_cast<unsigned>(blocks),
          static_cast<unsigned>(32 * warps), bytes, stream_of(stream), dependent_launch(stream),
          args, tiles);
 }
@@ -236,9 +263,16 @@ bool vectors_fit(const LinearRows& args, int64_t lanes) {
 
 template <typename T>
 void run_rows(LinearRows& args, const Stream& stream) {
-  if (args.rows <= 8) return run<T, 8, 1>(args, stream);
-  if (args.rows <= 16) return run<T, 16, 2>(args, stream);
-  run<T, 32, 2>(args, stream);
+  if (args.rows <= 8) {
+    if (args.k <= 2048) return run<T, 8, 1, 2>(args, stream);
+    if (args.k <= 4096) return run<T, 8, 1, 4>(args, stream);
+    return run<T, 8, 1, 0>(args, stream);
+  }
+  if (args.rows <= 16) {
+    if (args.k <= 2048) return run<T, 16, 2, 4>(args, stream);
+    return run<T, 16, 2, 0>(args, stream);
+  }
+  run<T, 32, 2, 0>(args, stream);
 }
 
 }  // namespace

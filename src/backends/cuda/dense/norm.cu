@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kBlockThreads) norm_vectors_kernel(NormArgs ar
     const int64_t v = lane + i * kThreads;
     if (v < vectors) load_eight(args.weight, args.weight_dtype, 8 * v, w[i]);
   }
-  begin_dependent();
+  begin_short();
   if (row >= args.rows) return;  // whole warps: kThreads is 32 or the block
   const int64_t first = row * args.width;
   float sum = 0;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kBlockThreads) norm_vectors_kernel(NormArgs ar
 
 template <int kThreads>
 __global__ void __launch_bounds__(kBlockThreads) norm_any_kernel(NormArgs args) {
-  begin_dependent();
+  begin_short();
   const int lane = static_cast<int>(threadIdx.x) % kThreads;
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * (kBlockThreads / kThreads) + threadIdx.x / kThreads;

@@ -32,11 +32,13 @@ class GpuOpsTest : public testing::Test {
     ops_ = &dense_ops(DeviceType::kCuda);
   }
 
-  /// Normally distributed values, rounded to the dtype, on the host.
+  /// Evenly distributed values of variance scale^2, rounded to the dtype, on the host.
   Tensor random(DType dtype, const Dims& shape, float scale = 1) {
     Tensor tensor(dtype, shape);
-    std::normal_distribution<float> normal(0, scale);
-    for (int64_t i = 0; i < tensor->numel(); ++i) set(tensor, i, normal(random_));
+    const float unit = scale * 1.7320508f / 2147483648.0f;
+    for (int64_t i = 0; i < tensor->numel(); ++i) {
+      set(tensor, i, static_cast<float>(static_cast<int32_t>(random_())) * unit);
+    }
     return tensor;
   }
   static void set(const MutableTensorView& tensor, int64_t i, float value) {

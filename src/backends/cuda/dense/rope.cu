@@ -187,11 +187,61 @@ __device__ void finish_head(const FinishArgs& args, const HeadArgs& part, int64_
   });
 }
 
+// 16-bit heads of 8 * kLanes elements, all of which rotate or none: kLanes lanes for each head,
+// eight elements each.
+template <typename T, int kLanes>
+__global__ void __launch_bounds__(kHeadThreads)
+    finish_wide_kernel(const __grid_constant__ FinishArgs args) {
+  begin_short();
+  const int64_t all_heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kHeadThreads + threadIdx.x;
+  const bool is_there = thread / kLanes < args.num_tokens * all_heads;
+  const int64_t index = is_there ? thread / kLanes : 0;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int64_t token = index / all_heads;
+  int64_t head = index % all_heads;
+  int p = 0;
+  while (head >= args.parts[p].heads) head -= args.parts[p++].heads;
+  const HeadArgs& part = args.parts[p];
+  T* out = static_cast<T*>(part.x) + (token * part.heads + head) * (8 * kLanes);
+  float x[8];
+  load_eight(out, args.dtype, 8 * lane, x);
+  float cosine[8];
+  float sine[8];
+  if (part.rotates) {
+    const int64_t angle = token * args.half + 8 * (lane % (kLanes / 2));
+    load_eight(args.cos, DType::kF32, angle, cosine);
+    load_eight(args.sin, DType::kF32, angle, sine);
+  }
+  float factor = 0;
+  float weight[8];
+  if (part.weight != nullptr) {
+    load_eight(part.weight, part.weight_dtype, head * part.weight_stride + 8 * lane, weight);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) factor += x[j] * x[j];
+  }
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) factor += __shfl_xor_sync(~0u, factor, step);
+  factor = 1.0f / sqrtf(factor / (8 * kLanes) + args.eps);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (part.weight != nullptr) x[j] *= factor * weight[j];
+    x[j] = clipped(args, x[j]);
+    const float other = __shfl_xor_sync(~0u, x[j], kLanes / 2);
+    if (part.rotates) x[j] = x[j] * cosine[j] + (lane < kLanes / 2 ? -other : other) * sine[j];
+  }
+  if (part.cache != nullptr) {
+    const int64_t row = (args.slots[token] * args.kv_heads + head) * args.max_tokens;
+    out = static_cast<T*>(part.cache) + (row + args.positions[token]) * (8 * kLanes);
+  }
+  if (is_there) store_eight(x, out, args.dtype, 8 * lane);
+}
+
 // A warp for each head.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kHeadThreads)
     finish_heads_kernel(const __grid_constant__ FinishArgs args) {
-  begin_dependent();
+  begin_short();
   const int64_t all_heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * (kHeadThreads / 32) + threadIdx.x / 32;
   const int64_t token = index / all_heads;
@@ -236,7 +286,6 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int kWidth>
 void finish(const FinishArgs& args, bool whole_rows, const Stream& stream) {
-  if (args.num_tokens == 0) return;
   const Launch mode = dependent_launch(stream);
   if (whole_rows) {
     launch("finish_rows_kernel", finish_rows_kernel<T, kWidth>,
@@ -250,9 +299,34 @@ void finish(const FinishArgs& args, bool whole_rows, const Stream& stream) {
          mode, args);
 }
 
+bool fits_wide(const FinishArgs& args) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  bool fits = args.dtype != DType::kF32 && aligned(args.cos) && aligned(args.sin);
+  for (const HeadArgs& part : args.parts) {
+    fits = fits && aligned(part.x) && aligned(part.cache) && aligned(part.weight) &&
+           (!part.rotates || 2 * args.half == args.head_dim);
+  }
+  return fits;
+}
+
+template <typename T, int kLanes>
+void finish_wide(const FinishArgs& args, const Stream& stream) {
+  const int64_t heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
+  launch("finish_wide_kernel", finish_wide_kernel<T, kLanes>,
+         blocks_for(args.num_tokens * heads * kLanes, kHeadThreads), kHeadThreads, 0,
+         stream_of(stream), dependent_launch(stream), args);
+}
+
 // Two elements at a time where everything is even and aligned for it.
 template <typename T>
 void finish(const FinishArgs& args, bool whole_rows, const Stream& stream) {
+  if (args.num_tokens == 0) return;
+  if constexpr (sizeof(T) == 2) {
+    const bool wide = !whole_rows && fits_wide(args);
+    if (wide && args.head_dim == 64) return finish_wide<T, 8>(args, stream);
+    if (wide && args.head_dim == 128) return finish_wide<T, 16>(args, stream);
+    if (wide && args.head_dim == 256) return finish_wide<T, 32>(args, stream);
+  }
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 8 == 0; };
   bool twos =
       args.head_dim % 2 == 0 && args.half % 2 == 0 && aligned(args.cos) && aligned(args.sin);

@@ -118,6 +118,67 @@ __device__ void write_row(const RouteArgs& args, const int32_t* ids, int64_t tok
   }
 }
 
+// Picks from all lanes' keys, lane l having experts l, l + 32, ...
+template <int kPerLane>
+__device__ void pick(const RouteArgs& args, uint32_t (&keys)[kPerLane], int32_t* ids, int lane) {
+  uint32_t best = keys[0];  // of this lane
+#pragma unroll
+  for (int i = 1; i < kPerLane; ++i) best = max_of(best, keys[i]);
+  for (int32_t j = 0; j < args.top_k; ++j) {
+    const uint32_t top = __reduce_max_sync(~0u, best);
+    uint32_t mine = ~0u;
+#pragma unroll
+    for (int i = kPerLane - 1; i >= 0; --i) {
+      if (keys[i] == top) mine = static_cast<uint32_t>(lane + 32 * i);
+    }
+    const uint32_t id = __reduce_min_sync(~0u, mine);
+    if (id == mine) {  // one lane
+      best = kExcluded;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        if (static_cast<uint32_t>(lane + 32 * i) == id) keys[i] = kExcluded;
+        best = max_of(best, keys[i]);
+      }
+      ids[j] = static_cast<int32_t>(id);
+    }
+  }
+}
+
+// The same for few keys a lane: each lane sorts its own first, then only firsts are compared.
+template <int kPerLane>
+__device__ void pick_sorted(const RouteArgs& args, uint32_t (&keys)[kPerLane], int32_t* ids,
+                            int lane) {
+  uint32_t mine[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) mine[i] = static_cast<uint32_t>(lane + 32 * i);
+#pragma unroll
+  for (int round = 0; round < kPerLane; ++round) {  // neighbours only: equals keep their order
+#pragma unroll
+    for (int i = round % 2; i + 1 < kPerLane; i += 2) {
+      const bool swap = keys[i + 1] > keys[i];
+      const uint32_t key = swap ? keys[i + 1] : keys[i];
+      const uint32_t id = swap ? mine[i + 1] : mine[i];
+      keys[i + 1] = swap ? keys[i] : keys[i + 1];
+      mine[i + 1] = swap ? mine[i] : mine[i + 1];
+      keys[i] = key;
+      mine[i] = id;
+    }
+  }
+  for (int32_t j = 0; j < args.top_k; ++j) {
+    const uint32_t top = __reduce_max_sync(~0u, keys[0]);
+    const uint32_t first = keys[0] == top ? mine[0] : ~0u;
+    const uint32_t id = __reduce_min_sync(~0u, first);
+    const bool taken = id == first;
+    if (taken) ids[j] = static_cast<int32_t>(id);
+#pragma unroll
+    for (int i = 0; i + 1 < kPerLane; ++i) {
+      keys[i] = taken ? keys[i + 1] : keys[i];
+      mine[i] = taken ? mine[i + 1] : mine[i];
+    }
+    if (taken) keys[kPerLane - 1] = kExcluded;
+  }
+}
+
 // Lane l has experts l, l + 32, ...: kPerLane of them, in registers.
 template <int kPerLane>
 __device__ void route_token(const RouteArgs& args, const Scratch& scratch, int64_t token,
@@ -140,12 +201,14 @@ __device__ void route_token(const RouteArgs& args, const Scratch& scratch, int64
 #pragma unroll
     for (int i = 1; i < kPerLane; ++i) max = fmaxf(max, scores[i]);
     max = value_of(__reduce_max_sync(~0u, key_of(max)));
-    float sum = 0;
+    if (!args.options.normalize) {  // else it cancels
+      float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (lane + 32 * i < args.num_experts) sum += softmax_term(scores[i], max);
+      for (int i = 0; i < kPerLane; ++i) {
+        if (lane + 32 * i < args.num_experts) sum += softmax_term(scores[i], max);
+      }
+      factor = 1.0f / warp_sum(sum);
     }
-    factor = 1.0f / warp_sum(sum);
   }
   uint32_t keys[kPerLane];
 #pragma unroll
@@ -172,26 +235,10 @@ __device__ void route_token(const RouteArgs& args, const Scratch& scratch, int64
       }
     }
   }
-  uint32_t best = keys[0];  // of this lane
-#pragma unroll
-  for (int i = 1; i < kPerLane; ++i) best = max_of(best, keys[i]);
-  for (int32_t j = 0; j < args.top_k; ++j) {
-    const uint32_t top = __reduce_max_sync(~0u, best);
-    uint32_t mine = ~0u;
-#pragma unroll
-    for (int i = kPerLane - 1; i >= 0; --i) {
-      if (keys[i] == top) mine = static_cast<uint32_t>(lane + 32 * i);
-    }
-    const uint32_t id = __reduce_min_sync(~0u, mine);
-    if (id == mine) {  // one lane
-      best = kExcluded;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        if (static_cast<uint32_t>(lane + 32 * i) == id) keys[i] = kExcluded;
-        best = max_of(best, keys[i]);
-      }
-      scratch.ids[j] = static_cast<int32_t>(id);
-    }
+  if constexpr (kPerLane <= 4) {
+    pick_sorted<kPerLane>(args, keys, scratch.ids, lane);
+  } else {
+    pick<kPerLane>(args, keys, scratch.ids, lane);
   }
   __syncwarp();
   write_row(args, scratch.ids, token, lane, [&](int32_t id) {

@@ -260,7 +260,8 @@ TEST_F(GpuFinishQkv, EqualsItsStepsInFloat64) {
   const std::vector<SequenceSpan> sequences = {{3, 0, 5, 0}, {1, 5, 1, 40}, {0, 6, 9, 17}};
   for (const DType dtype : kComputeDtypes) {
     for (const QkNorm norm : {QkNorm::kNone, QkNorm::kPerHead, QkNorm::kWholeProjection}) {
-      for (const auto& [dim, half] : {std::pair<int64_t, int64_t>{128, 64}, {80, 20}, {6, 3}}) {
+      for (const auto& [dim, half] :
+           {std::pair<int64_t, int64_t>{128, 64}, {64, 32}, {256, 128}, {80, 20}, {6, 3}}) {
         const int64_t heads = 6;
         const int64_t kv_heads = 2;
         const Tensor q = random(dtype, {15, heads, dim});

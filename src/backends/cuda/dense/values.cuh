@@ -41,6 +41,14 @@ __device__ inline void begin_dependent() {
   let_next_kernel_start();
 }
 
+/// The same, for short kernels: the next one may start its independent work at once, while even
+/// those before this one run. Only where what follows reads nothing but weights, a step's inputs or
+/// the past's keys and values before it waits: a product or attention.
+__device__ inline void begin_short() {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+}
+
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ inline float widen(__half x) { return __half2float(x); }
