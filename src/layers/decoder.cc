@@ -44,6 +44,7 @@ void Decoder::set_inputs(const DecoderStep& step, const Stream& stream) {
 
 void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& workspace,
                       const Stream& stream, MoeObserver* observer) {
+  plan_.upload(stream);
   const StepTokens& tokens = plan_.tokens();
   const int64_t num_tokens = tokens.num_tokens();
   const Workspace::Scope scope(workspace);

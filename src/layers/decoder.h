@@ -62,11 +62,11 @@ class Decoder {
   void reserve(int64_t max_tokens, const Stream& stream);
   int64_t reserved_tokens() const { return plan_.reserved_tokens(); }
 
-  /// Brings a step's ids, positions and slots to the device; the step before must be done.
+  /// Takes a step's ids, positions and slots; the step before must be done.
   void set_inputs(const DecoderStep& step, const Stream& stream);
-  /// Runs the step that set_inputs() brought and stores its keys and values; lengths of the cache
-  /// are the caller's. On a GPU it may be recorded, and serves later steps with the same numbers of
-  /// tokens and sequences, the same `wanted`, logits and cache memory.
+  /// Brings the inputs to the device, runs the step and stores its keys and values; lengths of the
+  /// cache are the caller's. On a GPU it may be recorded, and serves later steps with the same
+  /// numbers of tokens and sequences, the same `wanted`, logits and cache memory.
   void compute(const DecoderStep& step, KvStore& cache, Workspace& workspace, const Stream& stream,
                MoeObserver* observer);
 

@@ -57,10 +57,12 @@ void StepPlan::fill(std::span<const int32_t> token_ids, std::span<const Sequence
   rows_ = view({num_wanted});
   tokens_.spans = view({num_sequences, kSpanFields});
   tokens_.sequences = sequences;
-  if (host_ != memory_) {
-    device_runtime(stream.device)
-        .copy(memory_.get(), host, static_cast<size_t>(span - host) * sizeof(int32_t), stream);
-  }
+  bytes_ = static_cast<size_t>(span - host) * sizeof(int32_t);
+}
+
+void StepPlan::upload(const Stream& stream) const {
+  if (host_ == memory_) return;
+  device_runtime(stream.device).copy(memory_.get(), host_.get(), bytes_, stream);
 }
 
 }  // namespace cadre

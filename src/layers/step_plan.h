@@ -1,6 +1,6 @@
 // What a step's kernels read besides weights: token ids, positions, slots. Filled on the host,
-// copied to the ops' device in one piece, to places that depend on the numbers of tokens, sequences
-// and wanted rows alone: a recorded step reads the next step's values there.
+// copied to the ops' device in one piece, from and to places that depend on the numbers of tokens,
+// sequences and wanted rows alone: a recorded copy brings the next step's values.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,12 @@ class StepPlan {
   void reserve(int64_t max_tokens, Device device);
   int64_t reserved_tokens() const { return reserved_; }
 
-  /// The inputs of a step; spans must live as long as the views below are used. The copy is in the
-  /// stream when this returns; the step before must be done.
+  /// The inputs of a step; spans must live as long as the views below are used. The step before
+  /// must be done.
   void fill(std::span<const int32_t> token_ids, std::span<const SequenceSpan> sequences,
             std::span<const LogitsRow> wanted, const Stream& stream);
+  /// Puts the copy to the device into the stream; nothing to do on the CPU.
+  void upload(const Stream& stream) const;
 
   TensorView token_ids() const { return ids_; }     // [num_tokens] i32
   TensorView wanted_rows() const { return rows_; }  // [wanted] i32
@@ -35,6 +37,7 @@ class StepPlan {
 
  private:
   int64_t reserved_ = 0;
+  size_t bytes_ = 0;              // of the step
   std::shared_ptr<void> host_;    // [6 parts of reserved] i32, pinned for a GPU
   std::shared_ptr<void> memory_;  // the same on the device; host_ itself on the CPU
   TensorView ids_;

@@ -282,12 +282,9 @@ void DecoderModel::run_steps(const ForwardInput& input, KvStore& store, const Ou
     const MutableTensorView logits = is_direct ? outcome.logits : gather_wanted();
     if (outcome.request != nullptr) set_uniform(outcome.request->uniform);
     run_step({ids, spans_, wanted_, logits}, store, outcome.request, observer);
-    if (outcome.request != nullptr) {
-      bring_tokens(outcome.next);
-    } else if (!is_direct) {
-      bring_logits(outcome.logits);
-    }
+    if (outcome.request == nullptr && !is_direct) bring_logits(outcome.logits);
     synchronize(stream_);
+    if (outcome.request != nullptr) take_tokens(outcome.next);
     begin = end;
   }
   // Only now, so that a forward that throws leaves the cache as it was.
@@ -309,7 +306,9 @@ MutableTensorView DecoderModel::gather_wanted() {
     device_logits_ = Tensor(DType::kF32, {rows, info_.vocab_size}, info_.device);
     uniform_ = Tensor(DType::kF64, {rows}, info_.device);
     drawn_ = Tensor(DType::kI32, {rows}, info_.device);
-    staging_ = device_runtime(info_.device).allocate_pinned(uniform_->nbytes());
+    DeviceRuntime& runtime = device_runtime(info_.device);
+    host_uniform_ = runtime.allocate_pinned(uniform_->nbytes());
+    host_drawn_ = runtime.allocate_pinned(drawn_->nbytes());
   }
   return device_logits_->slice(0, rows);
 }
@@ -323,20 +322,35 @@ void DecoderModel::bring_logits(const MutableTensorView& logits) {
 
 void DecoderModel::set_uniform(std::span<const double> uniform) {
   if (uniform.empty()) return;
-  auto* numbers = static_cast<double*>(staging_.get());
+  auto* numbers = static_cast<double*>(host_uniform_.get());
   for (size_t i = 0; i < targets_.size(); ++i) {
     numbers[i] = uniform[static_cast<size_t>(targets_[i])];
   }
-  device_runtime(info_.device)
-      .copy(uniform_->mutable_data(), numbers, targets_.size() * sizeof(double), stream_);
 }
 
-void DecoderModel::bring_tokens(std::span<TokenId> next) {
-  const auto* drawn = static_cast<const TokenId*>(staging_.get());
-  device_runtime(info_.device)
-      .copy(staging_.get(), drawn_->data(), targets_.size() * sizeof(TokenId), stream_);
-  synchronize(stream_);
+void DecoderModel::take_tokens(std::span<TokenId> next) const {
+  const auto* drawn = static_cast<const TokenId*>(host_drawn_.get());
   for (size_t i = 0; i < targets_.size(); ++i) next[static_cast<size_t>(targets_[i])] = drawn[i];
+}
+
+// Puts a draw for each wanted row into the stream, with the copies of its numbers and tokens.
+void DecoderModel::draw(const DecoderStep& step, const SamplingOptions& options) {
+  const auto rows = static_cast<int64_t>(step.wanted.size());
+  if (rows == 0) return;
+  DeviceRuntime& runtime = device_runtime(info_.device);
+  SampleArgs args;
+  args.logits = step.logits;
+  args.temperature = options.temperature;
+  args.top_k = options.top_k;
+  args.top_p = options.top_p;
+  args.min_p = options.min_p;
+  args.uniform = uniform_->slice(0, rows);
+  args.ids = drawn_->slice(0, rows);
+  if (options.temperature != 0.0f) {
+    runtime.copy(uniform_->mutable_data(), host_uniform_.get(), args.uniform.nbytes(), stream_);
+  }
+  dense_ops(info_.device.type).sample(args, workspace_, stream_);
+  runtime.copy(host_drawn_.get(), drawn_->data(), args.ids.nbytes(), stream_);
 }
 
 void DecoderModel::run_step(const DecoderStep& step, KvStore& store, const SampleRequest* request,
@@ -344,18 +358,7 @@ void DecoderModel::run_step(const DecoderStep& step, KvStore& store, const Sampl
   decoder_.set_inputs(step, stream_);
   const auto compute = [&] {
     decoder_.compute(step, store, workspace_, stream_, observer);
-    const auto rows = static_cast<int64_t>(step.wanted.size());
-    if (request == nullptr || rows == 0) return;
-    const SamplingOptions& options = request->options;
-    SampleArgs args;
-    args.logits = step.logits;
-    args.temperature = options.temperature;
-    args.top_k = options.top_k;
-    args.top_p = options.top_p;
-    args.min_p = options.min_p;
-    args.uniform = uniform_->slice(0, rows);
-    args.ids = drawn_->slice(0, rows);
-    dense_ops(info_.device.type).sample(args, workspace_, stream_);
+    if (request != nullptr) draw(step, request->options);
   };
   if (can_replay(step, observer)) {
     graphs_.run(key_of(step, store, request), stream_, compute);

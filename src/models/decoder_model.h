@@ -78,7 +78,8 @@ class DecoderModel final : public Model {
   MutableTensorView gather_wanted();
   void bring_logits(const MutableTensorView& logits);
   void set_uniform(std::span<const double> uniform);
-  void bring_tokens(std::span<TokenId> next);
+  void take_tokens(std::span<TokenId> next) const;
+  void draw(const DecoderStep& step, const SamplingOptions& options);
   // Fills spans_ and wanted_ with the next piece that begins at token `begin`; returns its end.
   int64_t plan_step(const ForwardInput& input, const KvStore& store, int64_t begin);
   // Prepares, makes room, and only then switches; `name_of_group(group)` is empty for "as it is".
@@ -98,11 +99,12 @@ class DecoderModel final : public Model {
   Stream stream_;  // owned_stream_'s
   Workspace workspace_;
   bool use_graphs_ = true;
-  StepGraphs graphs_;                                 // after all memory that graphs use
-  Tensor device_logits_;                              // [rows, vocab_size] f32
-  Tensor uniform_;                                    // [rows] f64, one for each row that is drawn
-  Tensor drawn_;                                      // [rows] i32
-  std::shared_ptr<void> staging_;                     // pinned, [rows] f64
+  StepGraphs graphs_;                   // after all memory that graphs use
+  Tensor device_logits_;                // [rows, vocab_size] f32
+  Tensor uniform_;                      // [rows] f64, one for each row that is drawn
+  Tensor drawn_;                        // [rows] i32
+  std::shared_ptr<void> host_uniform_;  // pinned, the same on the host
+  std::shared_ptr<void> host_drawn_;
   std::shared_ptr<std::atomic<size_t>> cache_bytes_;  // of all living caches
   // A forward's plan, sized by reserve().
   std::vector<SequenceSpan> spans_;
