@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "backends/cuda/device/check.h"
 #include "backends/cuda/device/device_runtime.h"
 #include "backends/cuda/grouped_mm/choose_path.h"
 #include "backends/cuda/grouped_mm/weight_layout.h"
@@ -58,9 +59,17 @@ class Call {
         tokens_(tokens),
         stream_(stream),
         num_rows_(tokens.top_k_index.numel()),
+        counts_(experts.path == GroupedPath::kHopper
+                    ? cleared_counts(config_, num_rows_, workspace, stream)
+                    : nullptr),
         plan_(plan_routing(tokens.top_k_index, config_.num_experts, workspace, stream)),
         wide_(workspace.allocate(bytes_of(config_.hidden_size))),
         h_(workspace.allocate(bytes_of(config_.intermediate_size))) {}
+
+  static int64_t num_counts(const ExpertsConfig& c, int64_t num_rows) {
+    return hopper_gemm_counts(false, num_rows, c.num_experts) +  // of down
+           hopper_gemm_counts(true, num_rows, c.num_experts);    // of gate and up
+  }
 
   void run() {
     if (experts_.path == GroupedPath::kHopper) {
@@ -73,6 +82,16 @@ class Call {
   }
 
  private:
+  // Ahead of the plan: cleared between plan and product, they would part the two.
+  static uint32_t* cleared_counts(const ExpertsConfig& c, int64_t num_rows, Workspace& workspace,
+                                  const Stream& stream) {
+    auto* counts = workspace.allocate<uint32_t>(num_counts(c, num_rows));
+    CADRE_CUDA_CHECK(
+        cudaMemsetAsync(counts, 0, static_cast<size_t>(num_counts(c, num_rows)) * sizeof(uint32_t),
+                        stream_of(stream)));
+    return counts;
+  }
+
   size_t bytes_of(int64_t columns) const {
     return static_cast<size_t>(num_rows_ * columns) * size_of(dtype_);
   }
@@ -84,9 +103,15 @@ class Call {
   void hopper_products() {
     const DeviceWeights& w = experts_.device;
     HopperGemm up = hopper_gemm_base();
+    up.counts = counts_ + 1;
     up.n = config_.intermediate_size;
     up.k = config_.hidden_size;
-    set_rows_of_x(up);
+    up.pair_of_row = plan_.pair_of_row;
+    up.top_k = config_.top_k;
+    up.x = tokens_.hidden_states.data();
+    up.x_stride = tokens_.hidden_states.stride(0);
+    up.sorted = wide_;  // y overwrites it later
+    up.rows = rows_map(wide_, config_.hidden_size);
     up.weights = experts_.gate;
     up.up_weights = experts_.up;
     up.gated = config_.has_gate;
@@ -99,6 +124,7 @@ class Call {
     hopper_gemm(up, stream_);
 
     HopperGemm down = hopper_gemm_base();
+    down.counts = counts_;
     down.n = config_.hidden_size;
     down.k = config_.intermediate_size;
     down.rows = rows_map(h_, config_.intermediate_size);
@@ -110,24 +136,12 @@ class Call {
     hopper_gemm(down, stream_);
   }
 
-  // In place where they are aligned, else sorted into `wide_`, which y overwrites later.
-  void set_rows_of_x(HopperGemm& up) {
-    if (can_gather(tokens_.hidden_states)) {
-      up.pair_of_row = plan_.pair_of_row;
-      up.top_k = config_.top_k;
-      up.x = tokens_.hidden_states.data();
-      up.x_stride = tokens_.hidden_states.stride(0);
-      return;
-    }
-    gather_rows({tokens_.hidden_states, config_.top_k, plan_.row_of_pair, wide_}, stream_);
-    up.rows = rows_map(wide_, config_.hidden_size);
-  }
-
   HopperGemm hopper_gemm_base() const {
     HopperGemm args;
     args.dtype = dtype_;
     args.num_experts = config_.num_experts;
     args.expert_offsets = plan_.expert_offsets;
+    args.max_rows = num_rows_;
     args.bias_dtype = experts_.device.bias_dtype;
     return args;
   }
@@ -182,6 +196,7 @@ class Call {
   const RoutedTokens& tokens_;
   const Stream& stream_;
   int64_t num_rows_;
+  uint32_t* counts_;
   RoutingPlan plan_;
   void* wide_;  // [num_rows_, H]
   void* h_;     // [num_rows_, I]
@@ -202,7 +217,8 @@ class GroupedMm : public ExpertsBackend {
     const int64_t pairs = tokens * query.config.top_k;
     const auto element = static_cast<int64_t>(size_of(query.compute_dtype));
     const auto padded = [](int64_t bytes) { return Workspace::padded(static_cast<size_t>(bytes)); };
-    return routing_plan_bytes(pairs, query.config.num_experts) +
+    return padded(Call::num_counts(query.config, pairs) * static_cast<int64_t>(sizeof(uint32_t))) +
+           routing_plan_bytes(pairs, query.config.num_experts) +
            padded(pairs * query.config.hidden_size * element) +
            padded(pairs * query.config.intermediate_size * element);
   }

@@ -33,7 +33,8 @@ constexpr Device kDevice = {DeviceType::kCuda, 0};
 struct Shape {
   const char* name;
   int64_t experts, top_k, hidden, intermediate;
-  double deepgemm_us[3][2];  // gate_up, down at T = 1024, 4096, 16384 (facts/GPU_KERNELS.md)
+  double deepgemm_us[3][2];  // gate_up, down at T = 1024, 4096, 16384
+                             // (facts/GPU_KERNELS.md)
 };
 
 const Shape kShapes[] = {
@@ -43,7 +44,8 @@ const Shape kShapes[] = {
     {"deepseek-v3", 256, 8, 7168, 2048, {{3766, 1880}, {4831, 2289}, {12795, 6588}}},
 };
 
-__device__ float random_value(uint64_t i, uint64_t seed) {  // uniform, variance 1
+__device__ float random_value(uint64_t i,
+                              uint64_t seed) {  // uniform, variance 1
   uint64_t z = i * 0x9E3779B97F4A7C15ull + seed;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -266,7 +268,7 @@ void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const S
   const double error = check(layer, x.get(), ids, routing, out.get(), num_tokens);
 
   // The parts.
-  Workspace space(kDevice, backend->workspace_bytes(layer.query, num_tokens, 1));
+  Workspace space(kDevice, backend->workspace_bytes(layer.query, num_tokens, 1) + 4096);
   CADRE_CUDA_CHECK(cudaDeviceSynchronize());
   const Workspace::Scope scope(space);
   RoutingPlan plan;
@@ -277,11 +279,14 @@ void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const S
   plan = plan_routing(call.top_k_index, s.experts, space, stream);
   void* wide = space.allocate(static_cast<size_t>(pairs * s.hidden) * 2);
   void* h = space.allocate(static_cast<size_t>(pairs * s.intermediate) * 2);
-  const double gather_us = graph_us(stream, 21, [&] {
-    gather_rows({call.hidden_states, s.top_k, plan.row_of_pair, wide}, stream);
-  });
   HopperGemm gemm;
+  const auto count_bytes = static_cast<size_t>(hopper_gemm_counts(true, pairs, s.experts)) * 4;
+  gemm.counts = static_cast<uint32_t*>(space.allocate(count_bytes));
+  const auto clear = [&] {
+    CADRE_CUDA_CHECK(cudaMemsetAsync(gemm.counts, 0, count_bytes, stream_of(stream)));
+  };
   gemm.num_experts = s.experts;
+  gemm.max_rows = pairs;
   gemm.expert_offsets = plan.expert_offsets;
   CudaPrepared addresses(layer.query, layer.weights);
   const ExpertsConfig& c = layer.query.config;
@@ -299,10 +304,20 @@ void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const S
   up.top_k = s.top_k;
   up.x = x.get();
   up.x_stride = s.hidden;
+  up.sorted = wide;
   up.gate = gate_function(c);
   up.out = h;
   up.out_stride = s.intermediate;
-  const double up_us = graph_us(stream, repeats, [&] { hopper_gemm(up, stream); });
+  const double up_us = graph_us(stream, repeats, [&] {
+    clear();
+    hopper_gemm(up, stream);
+  });
+  HopperGemm sorted = up;  // rows in order beforehand, as DeepGEMM has them
+  sorted.pair_of_row = nullptr;
+  const double sorted_us = graph_us(stream, repeats, [&] {
+    clear();
+    hopper_gemm(sorted, stream);
+  });
   HopperGemm down = gemm;
   down.n = s.hidden;
   down.k = s.intermediate;
@@ -313,7 +328,10 @@ void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const S
   down.up_weights = down.weights;
   down.out = wide;
   down.out_stride = s.hidden;
-  const double down_us = graph_us(stream, repeats, [&] { hopper_gemm(down, stream); });
+  const double down_us = graph_us(stream, repeats, [&] {
+    clear();
+    hopper_gemm(down, stream);
+  });
   const TensorView y(wide, DType::kBF16, {pairs, s.hidden}, kDevice);
   const double combine_us = graph_us(
       stream, 21, [&] { combine(y, plan.row_of_pair, call.top_k_weights, call.output, stream); });
@@ -325,19 +343,21 @@ void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const S
       static_cast<double>(active.size()) * 6.0 * static_cast<double>(s.hidden * s.intermediate);
   const double floor_us = std::max(flops / limits.flops, bytes / limits.bytes) * 1e6;
   std::printf(
-      "%-11s T %5lld | whole %8.1f us %6.1f TF %4.1f%% dense | floor %7.1f us %4.1f%% (bytes "
+      "%-11s T %5lld | whole %8.1f us %6.1f TF %4.1f%% dense | floor "
+      "%7.1f us %4.1f%% (bytes "
       "%4.1f%%)"
-      " | plan %5.1f gather %6.1f up %8.1f (%5.1f TF) down %7.1f (%5.1f TF) combine %6.1f",
+      " | plan %5.1f sort+up %8.1f up %8.1f (%5.1f TF) down %7.1f "
+      "(%5.1f TF) combine %6.1f",
       s.name, static_cast<long long>(num_tokens), whole, flops / whole * 1e-6,
       flops / whole * 1e8 / limits.flops, floor_us, floor_us / whole * 100,
-      bytes / limits.bytes * 1e8 / whole, plan_us, gather_us, up_us, flops * 2 / 3 / up_us * 1e-6,
-      down_us, flops / 3 / down_us * 1e-6, combine_us);
+      bytes / limits.bytes * 1e8 / whole, plan_us, up_us, sorted_us,
+      flops * 2 / 3 / sorted_us * 1e-6, down_us, flops / 3 / down_us * 1e-6, combine_us);
   const int column = num_tokens == 1024 ? 0 : num_tokens == 4096 ? 1 : num_tokens == 16384 ? 2 : -1;
   if (column >= 0) {
     const double scale = 778e12 / limits.flops;
     const double peer_up = s.deepgemm_us[column][0] * scale;
     const double peer_down = s.deepgemm_us[column][1] * scale;
-    std::printf(" | DeepGEMM %.0f x%.2f, %.0f x%.2f", peer_up, peer_up / up_us, peer_down,
+    std::printf(" | DeepGEMM %.0f x%.2f, %.0f x%.2f", peer_up, peer_up / sorted_us, peer_down,
                 peer_down / down_us);
   }
   std::printf(" | error %.2e\n", error);

@@ -20,20 +20,26 @@ namespace cadre::cuda {
 inline constexpr int kHopperRowBox = 64;
 inline constexpr int kHopperWeightBox = 128;
 
-/// out[r] = row[r] W_e^T + bias_e for the rows r of expert e, which are [offsets[e], offsets[e +
-/// 1]). Row r is rows[r], or with `pair_of_row` x[pair_of_row[r] / top_k]: then `rows` is not used.
-/// With `gated`, W is the gate's and out = gate function of both sums, in float32, rounded once.
+/// out[r] = rows[r] W_e^T + bias_e for the rows r of expert e, which are [offsets[e], offsets[e +
+/// 1]). With `pair_of_row`, row r is x[pair_of_row[r] / top_k]; where there are many, they are
+/// first brought into order in `sorted`, which `rows` describes. With `gated`, W is the gate's and
+/// out = gate function of both sums, in float32, rounded once.
 struct HopperGemm {
   DType dtype = DType::kBF16;  // of everything but biases: bf16 or fp16
   int64_t num_experts = 0;
-  const int32_t* expert_offsets = nullptr;  // device [E + 1]
-  int64_t n = 0;                            // columns of out; a multiple of 8
+  // Device [E + 1]. Complete before the kernel ahead of this one in the stream began, unless rows
+  // are to be sorted: it is read while that one ends.
+  const int32_t* expert_offsets = nullptr;
+  uint32_t* counts = nullptr;  // device, hopper_gemm_counts() of them, 0 before the call
+  int64_t n = 0;               // columns of out; a multiple of 8
   int64_t k = 0;
+  int64_t max_rows = 0;
   CUtensorMap rows = {};
   const int32_t* pair_of_row = nullptr;  // device
   int64_t top_k = 1;
-  const void* x = nullptr;  // can_gather()
-  int64_t x_stride = 0;     // elements
+  const void* x = nullptr;
+  int64_t x_stride = 0;    // elements
+  void* sorted = nullptr;  // [max_rows, k]
   CUtensorMap weights = {};
   CUtensorMap up_weights = {};
   bool gated = false;
@@ -46,20 +52,12 @@ struct HopperGemm {
   int64_t out_stride = 0;  // elements, a multiple of 8
 };
 
+/// With `sort` for a call that sorts max_rows rows.
+constexpr int64_t hopper_gemm_counts(bool sort, int64_t max_rows, int64_t num_experts) {
+  constexpr int64_t kTileRows = 128;
+  return sort ? 2 + max_rows / kTileRows + num_experts + 1 : 1;
+}
+
 void hopper_gemm(const HopperGemm& args, const Stream& stream);
-
-/// Whether rows can be gathered in place: they begin at multiples of 16 bytes.
-bool can_gather(const TensorView& hidden_states);
-
-/// sorted[row_of_pair[p]] = hidden_states[p / top_k] for all pairs with a row, for what cannot be
-/// gathered in place. hidden_states [T, H] of 2-byte elements, rows strided.
-struct GatherRows {
-  TensorView hidden_states;
-  int64_t top_k = 0;
-  const int32_t* row_of_pair = nullptr;  // device
-  void* sorted = nullptr;                // [rows, H]
-};
-
-void gather_rows(const GatherRows& args, const Stream& stream);
 
 }  // namespace cadre::cuda

@@ -1,9 +1,8 @@
 // One persistent kernel: clusters of two CTAs, each with a warpgroup that loads (hopper_load.cuh)
 // and two that multiply 64 rows x 256 columns each and write (hopper_write.cuh), in the order of
 // hopper_schedule.cuh. The CTAs of a cluster share either weights or rows, loaded once for both.
-#include <algorithm>
-
 #include "backends/cuda/device/device_runtime.h"
+#include "backends/cuda/kernels/hopper_gather.cuh"
 #include "backends/cuda/kernels/hopper_load.cuh"
 #include "backends/cuda/kernels/hopper_write.cuh"
 #include "backends/cuda/kernels/launch.h"
@@ -13,10 +12,8 @@ namespace hopper {
 namespace {
 
 // Registers of a thread; 128 * loader + 256 * consumer <= 65536.
-template <bool kGather>
-constexpr int kLoaderRegisters = kGather ? 56 : 40;
-template <bool kGather>
-constexpr int kConsumerRegisters = kGather ? 224 : 232;
+constexpr int kLoaderRegisters = 56;
+constexpr int kConsumerRegisters = 224;
 
 __device__ void release(Shared& shared, int stage) {
   const uint32_t lane = threadIdx.x % 32;
@@ -39,13 +36,13 @@ __device__ void multiply_stage(float (&sums)[128], uint32_t rows, uint32_t weigh
 
 // All of K for one tile; the first stage is there already. A stage is given back when the products
 // of the next one have been issued.
-template <typename T, bool kGather>
+template <typename T, Rows kRows>
 __device__ void multiply_tile(const Params& p, Shared& shared, uint32_t stages, int warpgroup,
                               Ring& ring, float (&sums)[128]) {
   int before = 0;
   for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
     if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
-    if (kGather) ptx::fence_async_proxy();
+    if (kRows == Rows::kGather) ptx::fence_async_proxy();
     const uint32_t address = stage_address(stages, ring.stage);
     multiply_stage<T>(sums, address + warpgroup * kRowBoxBytes, address + kRowBytes, t > 0);
     if (t > 0) {
@@ -67,7 +64,7 @@ __device__ void skip_tile(const Params& p, Shared& shared, Ring& ring) {
   }
 }
 
-template <typename T, bool kGated, bool kGather>
+template <typename T, bool kGated, Rows kRows>
 __device__ void consume_all(const Params& p, Shared& shared, uint32_t stages, char* staging,
                             int warpgroup) {
   Ring ring;
@@ -80,12 +77,12 @@ __device__ void consume_all(const Params& p, Shared& shared, uint32_t stages, ch
       skip_tile(p, shared, ring);
       continue;
     }
-    multiply_tile<T, kGather>(p, shared, stages, warpgroup, ring, sums);
+    multiply_tile<T, kRows>(p, shared, stages, warpgroup, ring, sums);
     write_tile<T, kGated>(p, piece, warpgroup, staging, sums);
   }
 }
 
-template <typename T, bool kGated, bool kGather>
+template <typename T, bool kGated, Rows kRows>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
     gemm_kernel(const __grid_constant__ Params p) {
   extern __shared__ char raw[];
@@ -95,28 +92,32 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   Shared& shared = *reinterpret_cast<Shared*>(staging + kConsumers * 4 * kWarpStagingBytes);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      ptx::barrier_init(ptx::shared_address(&shared.full[s]), kGather ? 1 + 128 : 1);
+      ptx::barrier_init(ptx::shared_address(&shared.full[s]), kRows == Rows::kGather ? 1 + 128 : 1);
       ptx::barrier_init(ptx::shared_address(&shared.empty[s]), kConsumers * 4 * kClusterSize);
+    }
+    for (int m = 0; m < kMails; ++m) {
+      ptx::barrier_init(ptx::shared_address(&shared.mail_there[m]), 1);
     }
     ptx::fence_barrier_init();
   }
   ptx::cluster_sync();
-  cudaGridDependencySynchronize();
-  ptx::launch_dependents();
 
   const int warpgroup = static_cast<int>(threadIdx.x / 128);
   if (warpgroup == kConsumers) {
-    ptx::give_registers<kLoaderRegisters<kGather>>();
-    if (kGather) {
+    ptx::give_registers<kLoaderRegisters>();
+    if (kRows == Rows::kGather) {
       gather_all<kGated>(p, shared, stages);
     } else if (threadIdx.x % 128 < 32) {
-      load_all<kGated>(p, shared, stages);
+      load_all<kGated, kRows>(p, shared, stages);
+    } else if (kRows == Rows::kSort) {
+      cudaGridDependencySynchronize();
+      Sorter(p).run();
     }
   } else {
-    ptx::take_registers<kConsumerRegisters<kGather>>();
+    ptx::take_registers<kConsumerRegisters>();
+    cudaGridDependencySynchronize();
     const auto warp = threadIdx.x / 32;
-    consume_all<T, kGated, kGather>(p, shared, stages, staging + warp * kWarpStagingBytes,
-                                    warpgroup);
+    consume_all<T, kGated, kRows>(p, shared, stages, staging + warp * kWarpStagingBytes, warpgroup);
   }
   __syncwarp();
   ptx::cluster_sync();  // the other CTA's arrivals must find these barriers
@@ -129,23 +130,38 @@ bool is_special(const HopperGemm& args) {
   return gate.activation != Activation::kSilu || gate.has_limit || gate.has_alpha;
 }
 
-template <typename T, bool kGated, bool kGather>
+template <typename T, bool kGated, Rows kRows>
 void launch_gemm(const Params& p, const Stream& stream) {
-  const auto kernel = gemm_kernel<T, kGated, kGather>;
+  const auto kernel = gemm_kernel<T, kGated, kRows>;
   allow_shared_memory(kernel, kSharedBytes);
   const int clusters = properties_of(stream.device.index).num_multiprocessors / kClusterSize;
   launch("hopper_gemm", kernel, dim3(static_cast<unsigned>(clusters * kClusterSize)),
          dim3(kThreads), kSharedBytes, stream_of(stream), Launch::kDependent, p);
 }
 
+Rows rows_of(const HopperGemm& args, const Params& p) {
+  // Rows an expert, on average. Above it loading from where they lie costs more than sorting.
+  constexpr int64_t kGatherUpTo = 96;
+  if (args.pair_of_row == nullptr) return Rows::kSorted;
+  return p.x_aligned && args.max_rows <= kGatherUpTo * args.num_experts ? Rows::kGather
+                                                                        : Rows::kSort;
+}
+
+template <typename T, bool kGated>
+void launch_gemm(const HopperGemm& args, const Params& p, const Stream& stream) {
+  switch (rows_of(args, p)) {
+    case Rows::kSorted:
+      return launch_gemm<T, kGated, Rows::kSorted>(p, stream);
+    case Rows::kSort:
+      return launch_gemm<T, kGated, Rows::kSort>(p, stream);
+    case Rows::kGather:
+      return launch_gemm<T, kGated, Rows::kGather>(p, stream);
+  }
+}
+
 template <typename T>
 void launch_gemm(const HopperGemm& args, const Params& p, const Stream& stream) {
-  const bool gather = args.pair_of_row != nullptr;
-  if (args.gated) {
-    gather ? launch_gemm<T, true, true>(p, stream) : launch_gemm<T, true, false>(p, stream);
-  } else {
-    gather ? launch_gemm<T, false, true>(p, stream) : launch_gemm<T, false, false>(p, stream);
-  }
+  args.gated ? launch_gemm<T, true>(args, p, stream) : launch_gemm<T, false>(args, p, stream);
 }
 
 Params to_params(const HopperGemm& args) {
@@ -158,6 +174,11 @@ Params to_params(const HopperGemm& args) {
   p.x = static_cast<const char*>(args.x);
   p.x_stride = args.x_stride * 2;
   p.pair_of_row = args.pair_of_row;
+  p.x_aligned = reinterpret_cast<uintptr_t>(args.x) % 16 == 0 && args.x_stride % 8 == 0;
+  p.sorted = static_cast<char*>(args.sorted);
+  p.sort_taken = args.counts + 1;
+  p.sorted_rows = args.counts + 2;
+  p.claimed = args.counts;
   p.top_k = static_cast<int32_t>(args.top_k);
   p.expert_offsets = args.expert_offsets;
   p.num_experts = static_cast<int32_t>(args.num_experts);

@@ -1,6 +1,5 @@
-// The loading side of the Hopper grouped GEMM: weights through tensor maps, rows likewise or
-// gathered from where the tokens lie. It alone knows the order of work: with the first stage of a
-// piece it tells consumers its place.
+// The loading side of the Hopper grouped GEMM: weights and rows through tensor maps. It alone knows
+// the order of work: with the first stage of a piece it tells consumers its place.
 #pragma once
 
 #include "backends/cuda/kernels/hopper_schedule.cuh"
@@ -55,112 +54,86 @@ __device__ inline void load_rows(const Params& p, const Place& place, int boxes,
   }
 }
 
-/// One warp: rows and weights through tensor maps.
+/// When the loader takes its next piece and sends its number round: some stages before it needs it.
+struct ClaimTimes {
+  int32_t take;
+  int32_t send;
+
+  __device__ explicit ClaimTimes(int32_t k_tiles)
+      : take(max(0, k_tiles - kStages)), send(min(take + 1, k_tiles - 1)) {}
+};
+
+/// The weights of a piece's first stages; how many of them.
 template <bool kGated>
+__device__ int32_t load_first_weights(const Params& p, Shared& shared, uint32_t stages,
+                                      const Place& place, uint32_t rank, uint32_t bytes) {
+  const int32_t count = min(kStages, p.k_tiles);
+  for (int32_t t = 0; t < count; ++t) {
+    const uint32_t full = ptx::shared_address(&shared.full[t]);
+    ptx::arrive_expect_bytes(full, bytes);
+    load_weights<kGated>(p, place, rank, t * kTileK, stage_address(stages, t) + kRowBytes, full);
+  }
+  return count;
+}
+
+__device__ inline uint32_t bytes_of_stage(const Piece& piece) {
+  return (piece.rows > kHopperRowBox ? 2 : 1) * kRowBoxBytes + 2 * kWeightBoxBytes;
+}
+
+__device__ inline void wait_until_sorted(const Params& p, const Place& place) {
+  while (ptx::load_acquire(p.sorted_rows + place.count) < static_cast<uint32_t>(place.piece.rows)) {
+  }
+  ptx::fence_async_proxy_global();
+}
+
+/// One warp. The kernel before this one computes the rows: the first weights are on their way while
+/// it ends. With Rows::kSort it is the plan, and the rows are those of the tokens, sorted by other
+/// warps.
+template <bool kGated, Rows kRows>
 __device__ void load_all(const Params& p, Shared& shared, uint32_t stages) {
+  if (kRows == Rows::kSort) cudaGridDependencySynchronize();
   const uint32_t rank = ptx::cluster_rank();
   const bool leader = threadIdx.x % 32 == 0;
+  const ClaimTimes times(p.k_tiles);
+  Claims claims(p, shared, rank);
   Schedule schedule(p, rank);
   Place place;
   Ring ring;
-  while (schedule.next(place)) {
+  bool more = schedule.find(Claims::first(), place);
+  int32_t ahead = 0;  // stages whose weights are on their way
+  if (more && leader) {
+    ahead = load_first_weights<kGated>(p, shared, stages, place, rank, bytes_of_stage(place.piece));
+  }
+  if (kRows == Rows::kSorted) cudaGridDependencySynchronize();
+  ptx::launch_dependents();
+  while (more) {
     if (leader) {
       const int boxes = place.piece.rows > kHopperRowBox ? 2 : 1;
+      const uint32_t bytes = bytes_of_stage(place.piece);
       for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
         const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);
         const uint32_t address = stage_address(stages, ring.stage);
         ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
         if (t == 0) shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);
-        ptx::arrive_expect_bytes(full, boxes * kRowBoxBytes + 2 * kWeightBoxBytes);
-        load_weights<kGated>(p, place, rank, t * kTileK, address + kRowBytes, full);
+        if (t >= ahead) {
+          ptx::arrive_expect_bytes(full, bytes);
+          load_weights<kGated>(p, place, rank, t * kTileK, address + kRowBytes, full);
+        }
+        if (kRows == Rows::kSort && t == 0) wait_until_sorted(p, place);
         load_rows(p, place, boxes, rank, t * kTileK, address, full);
+        if (t == times.take) claims.take();
+        if (t == times.send) claims.send();
       }
+      ahead = 0;
     }
     __syncwarp();
+    more = schedule.find(claims.receive(), place);
   }
   if (leader) {
     ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     shared.pieces[ring.stage].rows = -1;
     ptx::arrive(ptx::shared_address(&shared.full[ring.stage]));
   }
-}
-
-/// A thread's part of a gathered tile: 16 bytes of every sixteenth row, in the 128-byte swizzle.
-class Gatherer {
- public:
-  static constexpr int kRowStep = 16;
-  static constexpr int kCount = kTileRows / kRowStep;
-
-  __device__ Gatherer(const Params& p)
-      : p_(p),
-        chunk_(static_cast<int32_t>(threadIdx.x % 8)),
-        first_(static_cast<int32_t>(threadIdx.x % 128 / 8)) {}
-
-  __device__ void start_tile(const Piece& piece) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int32_t row = first_ + i * kRowStep;
-      token_[i] = row < piece.rows ? p_.pair_of_row[piece.row + row] : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (token_[i] >= 0) token_[i] /= p_.top_k;
-    }
-  }
-
-  __device__ void load(int32_t k, uint32_t address, uint32_t barrier) const {
-    const int32_t column = k + chunk_ * 8;
-    const uint32_t bytes = column < p_.k ? 16 : 0;  // zeros beyond K
-    const char* from = p_.x + (bytes != 0 ? column * 2 : 0);
-    const uint32_t to =
-        address + static_cast<uint32_t>(first_ * 128 + ((chunk_ ^ (first_ % 8)) << 4));
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (token_[i] >= 0) {
-        ptx::copy_16(to + i * kRowStep * 128, from + token_[i] * p_.x_stride, bytes);
-      }
-    }
-    ptx::arrive_when_copied(barrier);
-  }
-
- private:
-  const Params& p_;
-  int32_t chunk_;
-  int32_t first_;
-  int32_t token_[kCount];
-};
-
-/// One warpgroup: weights through tensor maps, rows from the tokens.
-template <bool kGated>
-__device__ void gather_all(const Params& p, Shared& shared, uint32_t stages) {
-  const uint32_t rank = ptx::cluster_rank();
-  const bool leader = threadIdx.x % 128 == 0;
-  Schedule schedule(p, rank);
-  Gatherer gatherer(p);
-  Place place;
-  Ring ring;
-  while (schedule.next(place)) {
-    gatherer.start_tile(place.piece);
-    for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
-      const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);
-      const uint32_t address = stage_address(stages, ring.stage);
-      ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
-      if (leader) {
-        if (t == 0) shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);
-        ptx::arrive_expect_bytes(full, 2 * kWeightBoxBytes);
-        load_weights<kGated>(p, place, rank, t * kTileK, address + kRowBytes, full);
-      }
-      __syncwarp();
-      gatherer.load(t * kTileK, address, full);
-    }
-  }
-  const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);
-  ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
-  if (leader) {
-    shared.pieces[ring.stage].rows = -1;
-    ptx::arrive(full);
-  }
-  ptx::arrive(full);
 }
 
 }  // namespace cadre::cuda::hopper

@@ -10,6 +10,13 @@
 
 namespace cadre::cuda::hopper {
 
+/// Where the rows of a product come from.
+enum class Rows {
+  kSorted,  // a matrix
+  kSort,    // tokens, sorted into a matrix on the way
+  kGather,  // tokens, each tile from where they lie
+};
+
 inline constexpr int kTileRows = 128;
 inline constexpr int kTileColumns = 256;  // of the weights: with a gate 128 of gate and 128 of up
 inline constexpr int kTileK = 64;         // 128 bytes, the width of the swizzle
@@ -31,10 +38,14 @@ struct Piece {
   int32_t expert;
 };
 
+inline constexpr int kMails = 8;  // one CTA's loader is at most a ring ahead of the other's
+
 struct Shared {
   alignas(16) Piece pieces[kStages];
   uint64_t full[kStages];   // loaded
   uint64_t empty[kStages];  // read by both CTAs
+  uint64_t mail_there[kMails];
+  int32_t mail[kMails];  // the cluster's next piece of work
 };
 
 inline constexpr size_t kSharedBytes = kStages * kStageBytes + kConsumers * 4 * kWarpStagingBytes +
@@ -44,12 +55,17 @@ struct Params {
   CUtensorMap rows;
   CUtensorMap weights;
   CUtensorMap up_weights;
-  // Gathered rows: row r is x[pair_of_row[r] / top_k].
+  // Rows to sort or to gather.
   const char* x;
   int64_t x_stride;  // bytes
+  bool x_aligned;    // to 16 bytes
   const int32_t* pair_of_row;
   int32_t top_k;
+  char* sorted;           // where `rows` looks
+  uint32_t* sort_taken;   // rows
+  uint32_t* sorted_rows;  // of each tile
   const int32_t* expert_offsets;
+  uint32_t* claimed;  // pieces of work that clusters have taken beyond their first
   int32_t num_experts;
   int32_t n;
   int32_t k;

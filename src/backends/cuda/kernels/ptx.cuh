@@ -64,6 +64,16 @@ __device__ inline void arrive_in_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/// Stores 4 bytes in a CTA of the cluster and tells a barrier there; both as address_in_cta gives
+/// them.
+__device__ inline void store_in_cluster(uint32_t address, int32_t value, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(
+          address),
+      "r"(value), "r"(barrier)
+      : "memory");
+}
+
 /// Waits until the phase of that parity is complete.
 __device__ inline void wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -132,6 +142,22 @@ __device__ inline void arrive_when_copied(uint32_t barrier) {
 /// Between stores to shared memory (copy_16() too) and reads of it by wgmma or the copy engine.
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Between ordinary stores to global memory and reads of it by the copy engine: by the writer
+/// before it tells, and by the reader after it was told.
+__device__ inline void fence_async_proxy_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+__device__ inline void add_release(uint32_t* count) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
+}
+
+__device__ inline uint32_t load_acquire(const uint32_t* count) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(count) : "memory");
+  return value;
 }
 
 // ---- Warpgroups ----
