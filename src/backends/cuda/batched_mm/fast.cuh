@@ -16,58 +16,69 @@ inline constexpr int kStreamWarps = 8;
 inline constexpr int kStreamThreads = kStreamWarps * 32;
 inline constexpr int kSmallTokens = 8;
 inline constexpr int kMaxEntryTokens = 64;
-inline constexpr size_t kHalfOfShared = 113 * 1024;  // of Hopper's 228 KiB, for one block of two
+inline constexpr size_t kSharedOfTwo = 226 * 1024;  // Hopper's 228 KiB, less what two blocks cost
+inline constexpr size_t kStaticShared = 1024;       // more than the kernels have
 inline constexpr int kPrefetchedStages = 8;
 
-/// A call's class: one token, up to kSmallTokens, or more.
-enum class Size { kOne, kFew, kMany };
+/// A call's class: one token, up to kSmallTokens, more, or any number on GPUs with little shared
+/// memory. For one token, two blocks share a multiprocessor: `up`, and the `down` after it with its
+/// first weights. For more, a block has all of the memory; for many, it takes its shape from the
+/// largest number of tokens of an expert.
+enum class Size { kOne, kFew, kMany, kLean };
 
-/// For one or few tokens, two blocks share a multiprocessor: `up` and the `down` after it. For
-/// many, one block has all of its memory, and takes its shape from the largest number of tokens of
-/// an expert.
 template <int kM, int kTokens, int kChunk, int kStages>
 using Shape = StreamShape<kStreamWarps, kM, kTokens, kChunk, kStages>;
 
+/// The shape of one path, for up to 8 tokens of an expert, or of all four.
+template <typename One_>
+struct Single {
+  using One = One_;
+  static constexpr int kBytes = One::kBytes;
+};
+template <typename One_, typename Two_, typename Four_, typename Eight_>
+struct Choice {
+  using One = One_;
+  using Two = Two_;
+  using Four = Four_;
+  using Eight = Eight_;
+  static constexpr int kBytes =
+      std::max(std::max(One::kBytes, Two::kBytes), std::max(Four::kBytes, Eight::kBytes));
+};
+
+template <Size kSize>
+struct UpShapes;
 template <Size kSize, int kM>
-struct Shapes;
+struct DownShapes;
+
+// Tiles of few rows of h make even shares; tiles of many need fewer instructions for a byte.
 template <>
-struct Shapes<Size::kOne, 1> {
-  using One = Shape<1, 1, 256, 3>;
-  static constexpr int kBytes = One::kBytes;
-};
+struct UpShapes<Size::kOne> : Single<Shape<1, 1, 256, 2>> {};
 template <>
-struct Shapes<Size::kOne, 2> {
-  using One = Shape<2, 1, 128, 3>;
-  static constexpr int kBytes = One::kBytes;
-};
+struct DownShapes<Size::kOne, 1> : Single<Shape<1, 1, 256, 4>> {};
 template <>
-struct Shapes<Size::kFew, 1> {
-  using One = Shape<1, 8, 256, 2>;
-  static constexpr int kBytes = One::kBytes;
-};
+struct DownShapes<Size::kOne, 2> : Single<Shape<2, 1, 128, 4>> {};
+
 template <>
-struct Shapes<Size::kFew, 2> {
-  using One = Shape<2, 8, 128, 2>;
-  static constexpr int kBytes = One::kBytes;
-};
+struct UpShapes<Size::kFew> : Single<Shape<2, 8, 256, 2>> {};
 template <>
-struct Shapes<Size::kMany, 1> {
-  using One = Shape<1, 8, 256, 3>;
-  using Two = Shape<1, 16, 256, 2>;
-  using Four = Shape<1, 32, 128, 3>;
-  using Eight = Shape<1, 64, 128, 2>;
-  static constexpr int kBytes =
-      std::max(std::max(One::kBytes, Two::kBytes), std::max(Four::kBytes, Eight::kBytes));
-};
+struct DownShapes<Size::kFew, 1> : Single<Shape<1, 8, 256, 4>> {};
 template <>
-struct Shapes<Size::kMany, 2> {
-  using One = Shape<2, 8, 128, 4>;
-  using Two = Shape<2, 16, 128, 3>;
-  using Four = Shape<2, 32, 128, 2>;
-  using Eight = Shape<1, 64, 128, 2>;
-  static constexpr int kBytes =
-      std::max(std::max(One::kBytes, Two::kBytes), std::max(Four::kBytes, Eight::kBytes));
-};
+struct DownShapes<Size::kFew, 2> : Single<Shape<2, 8, 256, 2>> {};
+
+template <>
+struct UpShapes<Size::kMany> : Choice<Shape<4, 8, 128, 2>, Shape<4, 16, 128, 2>,
+                                      StreamShape<6, 4, 32, 128, 2>, Shape<1, 64, 128, 2>> {};
+template <>
+struct DownShapes<Size::kMany, 1> : Choice<Shape<1, 8, 256, 3>, Shape<1, 16, 256, 2>,
+                                           Shape<1, 32, 128, 3>, Shape<1, 64, 128, 2>> {};
+template <>
+struct DownShapes<Size::kMany, 2> : Choice<Shape<2, 8, 256, 2>, Shape<2, 16, 256, 2>,
+                                           StreamShape<6, 2, 32, 128, 3>, Shape<1, 64, 128, 2>> {};
+
+template <>
+struct UpShapes<Size::kLean> : Single<Shape<1, 8, 128, 3>> {};
+template <>
+struct DownShapes<Size::kLean, 1> : Single<Shape<1, 8, 128, 3>> {};
 
 #ifdef __CUDACC__
 
@@ -181,7 +192,7 @@ class UpJob {
 template <typename T, int kM>
 class DownJob {
  public:
-  __device__ DownJob(const DecodeArgs& a, const Plan& plan, float* shared_y) : a_(a), plan_(plan) {
+  __device__ DownJob(const DecodeArgs& a, const Plan& plan) : a_(a), plan_(plan) {
     const auto hidden = static_cast<uint32_t>(a.hidden);
     begin = static_cast<int>(hidden * blockIdx.x / gridDim.x);
     end = static_cast<int>(hidden * (blockIdx.x + 1) / gridDim.x);
@@ -189,8 +200,17 @@ class DownJob {
     const int blocks = (columns + 16 * kM - 1) / (16 * kM);
     block_rows_ = blocks == 0 ? 0 : (columns + blocks - 1) / blocks;
     num_tiles_ = blocks * plan.num_entries;
-    y = shared_y != nullptr ? shared_y : a.y + begin;
-    y_stride = shared_y != nullptr ? columns : a.hidden;
+    y = a.y + begin;
+    y_stride = a.hidden;
+  }
+
+  // The results of each pair may lie in shared memory.
+  __device__ int64_t y_bytes() const {
+    return int64_t{end - begin} * a_.num_tokens * a_.top_k * int64_t{sizeof(float)};
+  }
+  __device__ void place_y(float* shared) {
+    y = shared;
+    y_stride = end - begin;
   }
 
   __device__ int num_tiles() const { return num_tiles_; }
@@ -285,35 +305,45 @@ __device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
   trace(0, 4);
 }
 
+/// Brings the arguments near, while there is nothing else to do.
+__device__ inline void touch(const DecodeArgs& a) {
+  asm volatile("" ::"l"(a.ids), "l"(a.x), "l"(a.gate.table), "l"(a.up.table), "l"(a.down.table),
+               "l"(a.gate_bias.table), "l"(a.down_bias.table), "l"(a.h), "l"(a.y));
+}
+
 /// Of an entry.
 template <Size kSize>
 inline constexpr int kMostTokens = kSize == Size::kMany ? kMaxEntryTokens : kSmallTokens;
 
 template <typename T, Size kSize>
-__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kMany ? 1 : 2)
+__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
     fast_up(const __grid_constant__ DecodeArgs a) {
-  // Tiles of few rows of h make even shares.
-  using Of = Shapes<kSize, kSize == Size::kMany ? 2 : 1>;
+  using Of = UpShapes<kSize>;
   extern __shared__ __align__(128) char memory[];
   trace(0, 0);
+  touch(a);
   wait_for_previous_kernel();
   trace(0, 1);
-  const Plan plan = build_plan<kStreamThreads>(memory + Of::kBytes, a, true, kMostTokens<kSize>);
+  const Plan plan = build_plan<kStreamThreads>(memory, a, true, kMostTokens<kSize>);
   trace(0, 2);
+  char* const ring = memory + plan_bytes(a.num_tokens * a.top_k, a.num_experts);
   if constexpr (kSize != Size::kMany) {
-    up_of<T, typename Of::One>(a, plan, memory);
+    up_of<T, typename Of::One>(a, plan, ring);
   } else {
-    if (plan.largest_count <= 8) return up_of<T, typename Of::One>(a, plan, memory);
-    if (plan.largest_count <= 16) return up_of<T, typename Of::Two>(a, plan, memory);
-    if (plan.largest_count <= 32) return up_of<T, typename Of::Four>(a, plan, memory);
-    up_of<T, typename Of::Eight>(a, plan, memory);
+    if (plan.largest_count <= 8) return up_of<T, typename Of::One>(a, plan, ring);
+    if (plan.largest_count <= 16) return up_of<T, typename Of::Two>(a, plan, ring);
+    if (plan.largest_count <= 32) return up_of<T, typename Of::Four>(a, plan, ring);
+    up_of<T, typename Of::Eight>(a, plan, ring);
   }
 }
 
 template <typename T, typename Shape>
-__device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, float* shared_y,
+__device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int behind,
                         int prefetched_stages) {
-  const DownJob<T, Shape::kM> job(a, plan, shared_y);
+  DownJob<T, Shape::kM> job(a, plan);
+  if (Shape::kBytes + job.y_bytes() <= behind) {
+    job.place_y(reinterpret_cast<float*>(memory + Shape::kBytes));
+  }
   const TokenRows h = {static_cast<const char*>(a.h), a.h_stride * int64_t{sizeof(T)}};
   WeightStream<T, Shape, DownJob<T, Shape::kM>> stream(memory, plan, job, h, a.intermediate);
   trace(1, 1);
@@ -335,56 +365,65 @@ __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, flo
 }
 
 template <typename T, Size kSize, int kM>
-__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kMany ? 1 : 2)
-    fast_down(const __grid_constant__ DecodeArgs a, bool y_is_shared, int prefetched_stages) {
-  using Of = Shapes<kSize, kM>;
+__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
+    fast_down(const __grid_constant__ DecodeArgs a, int shared_bytes, int prefetched_stages) {
+  using Of = DownShapes<kSize, kM>;
   extern __shared__ __align__(128) char memory[];
-  char* const behind = memory + Of::kBytes;
   trace(1, 0);
+  touch(a);
   // The routing is older than `up`, which began when it was there.
-  const Plan plan = build_plan<kStreamThreads>(behind, a, false, kMostTokens<kSize>);
-  float* y = nullptr;
-  if (y_is_shared) {
-    y = reinterpret_cast<float*>(behind + plan_bytes(a.num_tokens * a.top_k, a.num_experts));
-  }
+  const Plan plan = build_plan<kStreamThreads>(memory, a, false, kMostTokens<kSize>);
+  const int used = static_cast<int>(plan_bytes(a.num_tokens * a.top_k, a.num_experts));
+  char* const ring = memory + used;
+  const int left = shared_bytes - used;
   if constexpr (kSize != Size::kMany) {
-    down_of<T, typename Of::One>(a, plan, memory, y, prefetched_stages);
+    down_of<T, typename Of::One>(a, plan, ring, left, prefetched_stages);
   } else {
     if (plan.largest_count <= 8) {
-      return down_of<T, typename Of::One>(a, plan, memory, y, prefetched_stages);
+      return down_of<T, typename Of::One>(a, plan, ring, left, prefetched_stages);
     }
     if (plan.largest_count <= 16) {
-      return down_of<T, typename Of::Two>(a, plan, memory, y, prefetched_stages);
+      return down_of<T, typename Of::Two>(a, plan, ring, left, prefetched_stages);
     }
     if (plan.largest_count <= 32) {
-      return down_of<T, typename Of::Four>(a, plan, memory, y, prefetched_stages);
+      return down_of<T, typename Of::Four>(a, plan, ring, left, prefetched_stages);
     }
-    down_of<T, typename Of::Eight>(a, plan, memory, y, prefetched_stages);
+    down_of<T, typename Of::Eight>(a, plan, ring, left, prefetched_stages);
   }
+}
+
+/// All of the memory that is L1 or shared is shared, so that a kernel finds room beside another.
+template <typename Kernel>
+void take_shared_memory(Kernel kernel) {
+  CADRE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
 }
 
 /// False when the device has too little shared memory.
 template <typename T, Size kSize, int kM>
 bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
   const int grid = device.num_sms;
-  const auto limit = static_cast<size_t>(device.shared_bytes);
+  const size_t limit = static_cast<size_t>(device.shared_bytes) - kStaticShared;
   const size_t plan = plan_bytes(a.num_tokens * a.top_k, a.num_experts);
-  const size_t up_bytes = Shapes < kSize, kSize == Size::kMany ? 2 : 1 > ::kBytes + plan;
-  size_t down_bytes = Shapes<kSize, kM>::kBytes + plan;
+  const size_t up_bytes = UpShapes<kSize>::kBytes + plan;
+  const size_t down_bytes = DownShapes<kSize, kM>::kBytes + plan;
   if (std::max(up_bytes, down_bytes) > limit) return false;
+  // For what `down` finds, shared or not: the results of all pairs for its columns.
   const size_t columns = (a.hidden + grid - 1) / grid;
   const size_t y_bytes = columns * a.num_tokens * a.top_k * sizeof(float);
-  const size_t wanted = kSize == Size::kMany ? limit : std::min(limit, kHalfOfShared);
-  const bool y_is_shared = down_bytes + y_bytes <= wanted;
-  if (y_is_shared) down_bytes += y_bytes;
+  const size_t wanted =
+      kSize == Size::kOne ? kSharedOfTwo - std::min(up_bytes, kSharedOfTwo) : limit;
+  const size_t shared_bytes = std::max(down_bytes, std::min({down_bytes + y_bytes, wanted, limit}));
   const Launch mode = device.has_dependent_launch ? Launch::kDependent : Launch::kPlain;
   const auto up = fast_up<T, kSize>;
   const auto down = fast_down<T, kSize, kM>;
+  take_shared_memory(up);
+  take_shared_memory(down);
   allow_shared_memory(up, up_bytes);
-  allow_shared_memory(down, down_bytes);
+  allow_shared_memory(down, shared_bytes);
   launch("batched_mm fast_up", up, grid, kStreamThreads, up_bytes, device.stream, mode, a);
-  launch("batched_mm fast_down", down, grid, kStreamThreads, down_bytes, device.stream, mode, a,
-         y_is_shared, kSize == Size::kMany ? 0 : kPrefetchedStages);
+  launch("batched_mm fast_down", down, grid, kStreamThreads, shared_bytes, device.stream, mode, a,
+         static_cast<int>(shared_bytes), kPrefetchedStages);
   return true;
 }
 
@@ -397,9 +436,9 @@ bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
 template <typename T>
 bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
   // One token is one entry for each slot, so an entry never has two.
-  if (a.num_tokens == 1 && a.top_k <= 32) return launch_fast<T, Size::kOne>(a, device);
+  if (a.num_tokens == 1 && a.top_k <= 32 && launch_fast<T, Size::kOne>(a, device)) return true;
   if (a.num_tokens > kSmallTokens && launch_fast<T, Size::kMany>(a, device)) return true;
-  return launch_fast<T, Size::kFew>(a, device);
+  return launch_fast<T, Size::kFew>(a, device) || launch_fast<T, Size::kLean, 1>(a, device);
 }
 
 #endif

@@ -75,8 +75,8 @@ class WeightStream {
         ring_(memory + warp_ * Shape::kRingBytes) {
     copies_to_ = static_cast<uint32_t>(__cvta_generic_to_shared(ring_)) +
                  lane_row_ * Shape::kChunk + place_in_row(lane_piece_, lane_row_);
-    begin_ = begin_of(warp_);
-    end_ = begin_of(warp_ + 1);
+    begin_ = begin_of(min(warp_, Shape::kWarps));  // warps beyond the shape's have no share
+    end_ = begin_of(min(warp_ + 1, Shape::kWarps));
     copied_ = {begin_.tile, begin_.chunk, true,
                (end_.tile - begin_.tile) * chunks_ + end_.chunk - begin_.chunk};
   }
@@ -211,24 +211,27 @@ class WeightStream {
     }
   }
 
-  // Up to 32 lines of 128 bytes are a stage.
   __device__ void prefetch(Cursor cursor, int stages) const {
-    constexpr int kLines = Shape::kChunk / 128;
-    static_assert(2 * Shape::kHalf * kLines <= 32);
-    if (lane_ >= 2 * Shape::kHalf * kLines) return;
-    const int row = lane_ / kLines;
-    const char* line = nullptr;
+    constexpr int kLines = Shape::kChunk / 128;  // of a row in a stage
+    constexpr int kAll = 2 * Shape::kHalf * kLines;
+    const char* line[(kAll + 31) / 32] = {};
+    bool is_first = true;
 #pragma unroll 1
     for (; stages > 0 && cursor.left > 0; --stages) {
-      if (cursor.is_new || line == nullptr) {
-        const TileRows rows = job_.rows(cursor.tile);
-        const bool is_low = row < Shape::kHalf;
-        const int r = is_low ? row : row - Shape::kHalf;
-        const bool is_there = r < (is_low ? rows.low_rows : rows.high_rows);
-        line = (is_low ? rows.low : rows.high) + (is_there ? r : 0) * rows.stride +
-               lane_ % kLines * 128;
+#pragma unroll
+      for (int l = 0; l < kAll; l += 32) {
+        const int row = (l + lane_) / kLines;
+        if (cursor.is_new || is_first) {
+          const TileRows rows = job_.rows(cursor.tile);
+          const bool is_low = row < Shape::kHalf;
+          const int r = is_low ? row : row - Shape::kHalf;
+          const bool is_there = r < (is_low ? rows.low_rows : rows.high_rows);
+          line[l / 32] = (is_low ? rows.low : rows.high) + (is_there ? r : 0) * rows.stride +
+                         lane_ % kLines * 128;
+        }
+        if (l + lane_ < kAll) prefetch_line(line[l / 32] + cursor.chunk * Shape::kChunk);
       }
-      prefetch_line(line + cursor.chunk * Shape::kChunk);
+      is_first = false;
       cursor.next(chunks_);
     }
   }
