@@ -62,6 +62,12 @@ void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& worksp
   write_logits(step, residual, context);
 }
 
+std::array<TensorView, 3> Decoder::weights_after(int64_t l) const {
+  if (l + 1 == num_layers()) return {weights_.head.weight, {}, {}};
+  const AttentionWeights& next = layer(l + 1).attention.weights();
+  return {next.q.weight, next.k.weight, next.v.weight};
+}
+
 void Decoder::run_layers(MutableTensorView residual, const ForwardContext& context) const {
   const Workspace::Scope scope(context.workspace);
   const MutableTensorView x = context.take(config_.compute_dtype, residual.shape());
@@ -75,7 +81,8 @@ void Decoder::run_layers(MutableTensorView residual, const ForwardContext& conte
       ops_.rms_norm(residual, layer.input_norm, config_.norm_eps, x, context.stream);
     }
     layer.attention.forward(x, residual, l, context);
-    ops_.rms_norm(residual, layer.post_attention_norm, config_.norm_eps, x, context.stream);
+    ops_.rms_norm(residual, layer.post_attention_norm, config_.norm_eps, x, context.stream,
+                  weights_after(l));
     pending = {};
     if (const auto* moe = std::get_if<MoeBlock>(&layer.feed_forward)) {
       moe->run_experts(x, routed, l, context);

@@ -2,6 +2,7 @@
 // residual stream is float32 whatever the compute dtype.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -71,6 +72,8 @@ class Decoder {
                MoeObserver* observer);
 
  private:
+  // The weights that are read first behind layer l.
+  std::array<TensorView, 3> weights_after(int64_t l) const;
   void run_layers(MutableTensorView residual, const ForwardContext& context) const;
   void write_logits(const DecoderStep& step, const TensorView& residual,
                     const ForwardContext& context);

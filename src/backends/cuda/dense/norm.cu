@@ -1,6 +1,7 @@
 // RMS norm: a warp or a block of threads for each row. A row's sum is taken in an order that
 // depends on its width alone.
 #include "backends/cuda/dense/cuda_dense_ops.h"
+#include "backends/cuda/dense/soon.cuh"
 #include "backends/cuda/dense/values.cuh"
 #include "core/check.h"
 
@@ -13,6 +14,8 @@ constexpr int kKept = 4;  // vectors of a row that a thread keeps in registers
 struct NormArgs {
   const void* x;
   DType x_dtype;
+  const void* added;  // null, or [rows, width]: x is float32, becomes x + added, and is normalised
+  DType added_dtype;
   const void* weight;
   DType weight_dtype;
   void* out;
@@ -20,7 +23,18 @@ struct NormArgs {
   int64_t rows;
   int64_t width;
   float eps;
+  unsigned row_blocks;  // blocks beyond these fetch
+  Soon soon;
 };
+
+// x + added, which is kept in x.
+__device__ void add_eight(const NormArgs& args, int64_t i, float (&x)[8]) {
+  float y[8];
+  load_eight(args.added, args.added_dtype, i, y);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) x[j] += y[j];
+  store_eight(x, const_cast<void*>(args.x), DType::kF32, i);
+}
 
 // Of all kThreads threads of a row; the block's rows call it together.
 template <int kThreads>
@@ -41,7 +55,12 @@ __device__ float norm_factor(float sum, const NormArgs& args) {
 }
 
 template <int kThreads>
-__global__ void __launch_bounds__(kBlockThreads) norm_vectors_kernel(NormArgs args) {
+__global__ void __launch_bounds__(kBlockThreads)
+    norm_vectors_kernel(const __grid_constant__ NormArgs args) {
+  if (blockIdx.x >= args.row_blocks) {
+    fetch(args.soon, static_cast<int>(blockIdx.x - args.row_blocks));
+    return begin_short();
+  }
   const int lane = static_cast<int>(threadIdx.x) % kThreads;
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * (kBlockThreads / kThreads) + threadIdx.x / kThreads;
@@ -61,6 +80,7 @@ __global__ void __launch_bounds__(kBlockThreads) norm_vectors_kernel(NormArgs ar
   for (int i = 0; i < kKept; ++i) {
     const int64_t v = lane + i * kThreads;
     if (v < vectors) load_eight(args.x, args.x_dtype, first + 8 * v, x[i]);
+    if (v < vectors && args.added != nullptr) add_eight(args, first + 8 * v, x[i]);
   }
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
@@ -72,6 +92,7 @@ __global__ void __launch_bounds__(kBlockThreads) norm_vectors_kernel(NormArgs ar
   for (int64_t v = lane + kKept * kThreads; v < vectors; v += kThreads) {
     float more[8];
     load_eight(args.x, args.x_dtype, first + 8 * v, more);
+    if (args.added != nullptr) add_eight(args, first + 8 * v, more);
 #pragma unroll
     for (int j = 0; j < 8; ++j) sum += more[j] * more[j];
   }
@@ -97,7 +118,12 @@ __global__ void __launch_bounds__(kBlockThreads) norm_vectors_kernel(NormArgs ar
 }
 
 template <int kThreads>
-__global__ void __launch_bounds__(kBlockThreads) norm_any_kernel(NormArgs args) {
+__global__ void __launch_bounds__(kBlockThreads)
+    norm_any_kernel(const __grid_constant__ NormArgs args) {
+  if (blockIdx.x >= args.row_blocks) {
+    fetch(args.soon, static_cast<int>(blockIdx.x - args.row_blocks));
+    return begin_short();
+  }
   begin_short();
   const int lane = static_cast<int>(threadIdx.x) % kThreads;
   const int64_t row =
@@ -106,7 +132,11 @@ __global__ void __launch_bounds__(kBlockThreads) norm_any_kernel(NormArgs args) 
   const int64_t first = row * args.width;
   float sum = 0;
   for (int64_t i = lane; i < args.width; i += kThreads) {
-    const float x = load_one(args.x, args.x_dtype, first + i);
+    float x = load_one(args.x, args.x_dtype, first + i);
+    if (args.added != nullptr) {
+      x += load_one(args.added, args.added_dtype, first + i);
+      store_one(x, const_cast<void*>(args.x), DType::kF32, first + i);
+    }
     sum += x * x;
   }
   const float factor = norm_factor(row_sum<kThreads>(sum), args);
@@ -117,31 +147,61 @@ __global__ void __launch_bounds__(kBlockThreads) norm_any_kernel(NormArgs args) 
   }
 }
 
-}  // namespace
-
-void CudaDenseOps::rms_norm(const TensorView& x, const TensorView& weight, float eps,
-                            MutableTensorView out, const Stream& stream) {
-  const int64_t width = row_width(x);
-  CADRE_ASSERT(weight.numel() == width && out.numel() == x.numel());
-  const NormArgs args{x.data(),
-                      x.dtype(),
-                      weight.data(),
-                      weight.dtype(),
-                      out.mutable_data(),
-                      out.dtype(),
-                      num_rows(x),
-                      width,
-                      eps};
+void norm(NormArgs args, const Stream& stream) {
   if (args.rows == 0) return;
-  const bool vectors = allows_vectors(x.data(), width) && allows_vectors(weight.data(), width) &&
-                       allows_vectors(out.data(), width);
-  const bool narrow = width <= 1024 / (vectors ? 1 : 4);  // a warp is enough
+  const bool vectors =
+      allows_vectors(args.x, args.width) && allows_vectors(args.weight, args.width) &&
+      allows_vectors(args.out, args.width) && allows_vectors(args.added, args.width);
+  const bool narrow = args.width <= 1024 / (vectors ? 1 : 4);  // a warp is enough
   const auto kernel = vectors ? (narrow ? norm_vectors_kernel<32> : norm_vectors_kernel<256>)
                               : (narrow ? norm_any_kernel<32> : norm_any_kernel<256>);
   const int64_t rows_per_block = narrow ? kBlockThreads / 32 : 1;
-  launch("norm_kernel", kernel,
-         dim3(static_cast<unsigned>((args.rows + rows_per_block - 1) / rows_per_block)),
-         dim3(kBlockThreads), 0, stream_of(stream), dependent_launch(stream), args);
+  args.row_blocks = static_cast<unsigned>((args.rows + rows_per_block - 1) / rows_per_block);
+  const unsigned fetching = is_empty(args.soon) ? 0 : Soon::kBlocks;
+  launch("norm_kernel", kernel, dim3(args.row_blocks + fetching), dim3(kBlockThreads), 0,
+         stream_of(stream), dependent_launch(stream), args);
+}
+
+}  // namespace
+
+void CudaDenseOps::rms_norm(const TensorView& x, const TensorView& weight, float eps,
+                            MutableTensorView out, const Stream& stream,
+                            std::span<const TensorView> soon) {
+  const int64_t width = row_width(x);
+  CADRE_ASSERT(weight.numel() == width && out.numel() == x.numel());
+  NormArgs args = {};
+  args.x = x.data();
+  args.x_dtype = x.dtype();
+  args.weight = weight.data();
+  args.weight_dtype = weight.dtype();
+  args.out = out.mutable_data();
+  args.out_dtype = out.dtype();
+  args.rows = num_rows(x);
+  args.width = width;
+  args.eps = eps;
+  args.soon = soon_of(soon, args.rows);
+  norm(args, stream);
+}
+
+void CudaDenseOps::add_rms_norm(MutableTensorView residual, const TensorView& x,
+                                const TensorView& weight, float eps, MutableTensorView out,
+                                const Stream& stream) {
+  const int64_t width = row_width(residual);
+  CADRE_ASSERT(residual.dtype() == DType::kF32 && weight.numel() == width &&
+               x.numel() == residual.numel() && out.numel() == residual.numel());
+  NormArgs args = {};
+  args.x = residual.data();
+  args.x_dtype = DType::kF32;
+  args.added = x.data();
+  args.added_dtype = x.dtype();
+  args.weight = weight.data();
+  args.weight_dtype = weight.dtype();
+  args.out = out.mutable_data();
+  args.out_dtype = out.dtype();
+  args.rows = num_rows(residual);
+  args.width = width;
+  args.eps = eps;
+  norm(args, stream);
 }
 
 }  // namespace cadre::cuda
