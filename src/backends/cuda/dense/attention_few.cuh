@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
   };
   // What was there before this step does not depend on the kernel ahead.
   while (ahead < S::kStages - 1 && min(next + S::kKeys, end) <= tile.past) request();
-  begin_dependent();
+  begin_short();
   while (ahead < S::kStages - 1) request();
   int32_t positions[2];
   uint32_t q[kDim / 16][4];

@@ -249,7 +249,8 @@ __device__ void route_token(const RouteArgs& args, const Scratch& scratch, int64
 }
 
 template <int kPerLane>
-__global__ void __launch_bounds__(256) route_kernel(RouteArgs args, int32_t scratch_bytes) {
+__global__ void __launch_bounds__(256, kPerLane <= 4 ? 8 : 1)
+    route_kernel(RouteArgs args, int32_t scratch_bytes) {
   extern __shared__ unsigned char memory[];
   begin_dependent();
   const int warp = static_cast<int>(threadIdx.x) / 32;
