@@ -9,6 +9,8 @@
 namespace cadre::cuda {
 namespace {
 
+constexpr int64_t kMostForManyRows = 16 << 20;
+
 LinearPart part_of(const LinearWeights& weights, const MutableTensorView& out, bool accumulate) {
   LinearPart part;
   part.weight = weights.weight.data();
@@ -68,12 +70,17 @@ void multiply_all(const TensorView& x, std::span<const LinearWeights* const> wei
                   const Stream& stream) {
   CADRE_ASSERT(weights.size() == outs.size());
   bool by_rows = x.dim(0) <= max_linear_rows(x.dtype()) && x.stride(1) == 1;
+  int64_t elements = 0;  // of all weights
   for (size_t i = 0; i < weights.size(); ++i) {
     const TensorView& weight = weights[i]->weight;
     CADRE_ASSERT(x.dtype() == weight.dtype() && x.dim(1) == weight.dim(1) &&
                  outs[i].dim(0) == x.dim(0) && outs[i].dim(1) == weight.dim(0));
     by_rows = by_rows && weight.stride(1) == 1;
+    elements += weight.numel();
   }
+  // Measured on an H200: with more rows than that, reading x again and again costs more than what
+  // the library loses on small weights.
+  if (x.dim(0) > 16 && elements > kMostForManyRows) by_rows = false;
   if (by_rows) return multiply_rows(x, weights, outs, accumulate, stream);
   for (size_t i = 0; i < weights.size(); ++i) {
     multiply(x, *weights[i], outs[i], accumulate, workspace, stream);

@@ -13,35 +13,38 @@
 namespace cadre::cuda {
 namespace {
 
-constexpr int kMaxWarps = 8;
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
 constexpr int32_t kStep = 32;  // elements of k in one load of all lanes
 constexpr int kUnitLoads = 4;  // loads of a lane in a unit: what is copied and used at a time
 constexpr int kUnitBytes = kUnitLoads * 512;
-constexpr int kStages = 6;
-constexpr int kRingBytes = kStages * kUnitBytes;  // of a warp
 
 // kRows: rows of x at most; kTiles: groups of eight weight rows; kHeld: units of a tile that a warp
 // has at most, whose part of x it keeps in registers for all tiles; 0: any number, x is read each
 // time.
 template <int kRows, int kTiles, int kHeld>
 struct Shape {
-  static constexpr int kHalves = kRows / 8;            // groups of eight rows of x
-  static constexpr int kProducts = (kRows + 15) / 16;  // products over them
-  static constexpr int kColumns = 8 * kTiles;          // weight rows of a tile
+  // Most of an H200's shared memory: what a step's small kernels ahead leave time for is
+  // prefetched.
+  static constexpr int kStages = kRows <= 16 ? 10 : 6;
+  static constexpr int kRingBytes = kStages * kUnitBytes;  // of a warp
+  static constexpr int kHalves = kRows / 8;                // groups of eight rows of x
+  static constexpr int kProducts = (kRows + 15) / 16;      // products over them
+  static constexpr int kColumns = 8 * kTiles;              // weight rows of a tile
   static constexpr int kSteps = kUnitLoads / kTiles;
-  static constexpr int32_t kChunk = kStep * kSteps;     // elements of k in a unit
-  static constexpr int kSums = kRows * kColumns;        // sums of a tile
-  static constexpr int kUnits = kHeld > 0 ? kHeld : 1;  // of x in registers
-  static constexpr int kOutputs =                       // of a thread
-      (kSums + 32 * kMaxWarps - 1) / (32 * kMaxWarps);
+  static constexpr int32_t kChunk = kStep * kSteps;                      // elements of k in a unit
+  static constexpr int kUnits = kHeld > 0 ? kHeld : 1;                   // of x in registers
+  static constexpr int kAtOnce = kHeld >= 2 && kRows == 8 ? 2 : 1;       // units worked on together
+  static constexpr int kSums = kRows * kColumns;                         // sums of a tile
+  static constexpr int kBatch = kRows == 8 ? 8 : (kRows == 16 ? 4 : 2);  // tiles between barriers
+  static constexpr int kOutputs = kBatch * kSums / kThreads;             // of a thread
 
-  static size_t shared_bytes(int64_t warps) {
-    return static_cast<size_t>(warps) * (kRingBytes + 2 * kSums * sizeof(float));
-  }
+  static constexpr size_t kSharedBytes =
+      static_cast<size_t>(kWarps) * (kRingBytes + kBatch * kSums * sizeof(float));
 };
 
 // A warp's way through its units: tiles of the block, chunks of k in each.
-template <int kTiles>
+template <int kTiles, int kStages>
 struct Requests {
   const LinearRows& args;
   int32_t tile;
@@ -104,24 +107,47 @@ __device__ uint4 load_shared(uint32_t address) {
   return v;
 }
 
+// What a thread has to do with the outputs of a batch of tiles: output i of a batch is sum
+// i % kSums of its tile i / kSums.
+template <typename S>
+struct Output {
+  const LinearPart* part;
+  int64_t row;
+  int64_t column;
+  bool is_there;
+
+  __device__ Output(const LinearRows& args, int32_t first_tile, int32_t num_tiles, int i) {
+    const int32_t tile = first_tile + i / S::kSums * static_cast<int32_t>(gridDim.x);
+    const int sum = i % S::kSums;
+    is_there = tile < num_tiles;
+    part = &args.parts[part_of(args, is_there ? tile : 0)];
+    row = sum / S::kColumns;
+    column = static_cast<int64_t>(tile - part->first_tile) * S::kColumns + sum % S::kColumns;
+    is_there = is_there && row < args.rows && column < part->n;
+  }
+};
+
 template <typename T, int kRows, int kTiles, int kHeld>
-__global__ void __launch_bounds__(32 * kMaxWarps, 2)
+__global__ void __launch_bounds__(kThreads, 1)
     linear_rows_kernel(const __grid_constant__ LinearRows args, int32_t num_tiles) {
   using S = Shape<kRows, kTiles, kHeld>;
   extern __shared__ __align__(128) unsigned char memory[];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
   const int q = lane % 4;
   const auto k_end = static_cast<int32_t>(args.k);
-  const uint32_t ring = shared_address(memory) + warp * kRingBytes;
-  auto* sums = reinterpret_cast<float*>(memory + warps * kRingBytes);  // [2][warps][kSums]
+  const int active = min(kWarps, (k_end + S::kChunk - 1) / S::kChunk);  // warps with work
+  const uint32_t ring = shared_address(memory) + warp * S::kRingBytes;
+  auto* sums = reinterpret_cast<float*>(memory + kWarps * S::kRingBytes);  // [kBatch][warp][kSums]
   const int32_t first_k = warp * S::kChunk + 8 * q;
-  Requests<kTiles> requests{
-      args, static_cast<int32_t>(blockIdx.x), num_tiles, first_k, first_k, warps * S::kChunk, ring};
+  constexpr int32_t kStride = kWarps * S::kChunk;
+  const auto grid = static_cast<int32_t>(gridDim.x);
+  const auto first_tile = static_cast<int32_t>(blockIdx.x);
+  Requests<kTiles, S::kStages> requests{
+      args, warp < active ? first_tile : num_tiles, num_tiles, first_k, first_k, kStride, ring};
   requests.set_tile();
 #pragma unroll 1
-  for (int s = 0; s < kStages - 1; ++s) requests.template next<S::kSteps>();
+  for (int s = 0; s < S::kStages - S::kAtOnce; ++s) requests.template next<S::kSteps>();
   begin_dependent();
   const uint16_t* x[S::kHalves];
   bool is_row[S::kHalves];
@@ -144,37 +170,41 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
       }
     }
   };
-  const int32_t stride = warps * S::kChunk;
   if constexpr (kHeld > 0) {
 #pragma unroll
-    for (int u = 0; u < kHeld; ++u) load_x(a[u], first_k + u * stride);
+    for (int u = 0; u < kHeld; ++u) load_x(a[u], first_k + u * kStride);
   }
   int stage = 0;
-  int parity = 0;
-  for (auto tile = static_cast<int32_t>(blockIdx.x); tile < num_tiles;
-       tile += static_cast<int32_t>(gridDim.x), parity ^= 1) {
-    const LinearPart& part = args.parts[part_of(args, tile)];
-    const int64_t first = static_cast<int64_t>(tile - part.first_tile) * S::kColumns;
-    float bases[S::kOutputs];
+  int in_batch = 0;
+  int32_t batch = first_tile;  // first tile of the batch
+  float bases[S::kOutputs];
+  for (int32_t tile = first_tile; tile < num_tiles; tile += grid) {
+    if (in_batch == 0) {
 #pragma unroll
-    for (int o = 0; o < S::kOutputs; ++o) {
-      const int i = static_cast<int>(threadIdx.x) + o * 32 * warps;
-      const int64_t row = i / S::kColumns;
-      const int64_t column = first + i % S::kColumns;
-      const bool is_output = i < S::kSums && row < args.rows && column < part.n;
-      bases[o] = is_output ? output_base(part, row, column) : 0.0f;
+      for (int o = 0; o < S::kOutputs; ++o) {
+        const Output<S> output(args, batch, num_tiles,
+                               static_cast<int>(threadIdx.x) + o * kThreads);
+        bases[o] = output.is_there ? output_base(*output.part, output.row, output.column) : 0.0f;
+      }
     }
-    float acc[2][S::kProducts][kTiles][4] = {};
-    const auto multiply = [&](const uint4(&x_of)[S::kSteps][2 * S::kProducts]) {
-      wait_for_copies<kStages - 2>();
-      requests.template next<S::kSteps>();
-      const uint32_t from = ring + stage * kUnitBytes + 16 * lane;
-      stage = stage == kStages - 1 ? 0 : stage + 1;
-      uint4 w[S::kSteps][kTiles];
+    float acc[2 * S::kAtOnce][S::kProducts][kTiles][4] = {};
+    // kCount units from the ring times x_of[0], x_of[1].
+    const auto multiply = [&](auto count, const auto* x_of) {
+      constexpr int kCount = count;
+      wait_for_copies<S::kStages - S::kAtOnce - kCount>();
+      uint4 w[kCount][S::kSteps][kTiles];
 #pragma unroll
-      for (int s = 0; s < S::kSteps; ++s) {
+      for (int c = 0; c < kCount; ++c) {
+        requests.template next<S::kSteps>();
+        const uint32_t from = ring + stage * kUnitBytes + 16 * lane;
+        stage = stage == S::kStages - 1 ? 0 : stage + 1;
 #pragma unroll
-        for (int i = 0; i < kTiles; ++i) w[s][i] = load_shared(from + (s * kTiles + i) * 512);
+        for (int s = 0; s < S::kSteps; ++s) {
+#pragma unroll
+          for (int i = 0; i < kTiles; ++i) {
+            w[c][s][i] = load_shared(from + (s * kTiles + i) * 512);
+          }
+        }
       }
 #pragma unroll
       for (int s = 0; s < S::kSteps; ++s) {
@@ -182,26 +212,35 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
         for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
           for (int p = 0; p < S::kProducts; ++p) {
-            const uint4 low = x_of[s][2 * p];
-            const uint4 high = x_of[s][2 * p + 1];
-            mma<T>(acc[0][p][i], low.x, high.x, low.y, high.y, w[s][i].x, w[s][i].y);
-            mma<T>(acc[1][p][i], low.z, high.z, low.w, high.w, w[s][i].z, w[s][i].w);
+#pragma unroll
+            for (int c = 0; c < kCount; ++c) {
+              const uint4 low = x_of[c][s][2 * p];
+              const uint4 high = x_of[c][s][2 * p + 1];
+              const uint4 v = w[c][s][i];
+              mma<T>(acc[2 * c][p][i], low.x, high.x, low.y, high.y, v.x, v.y);
+              mma<T>(acc[2 * c + 1][p][i], low.z, high.z, low.w, high.w, v.z, v.w);
+            }
           }
         }
       }
     };
     if constexpr (kHeld > 0) {
+      const auto has = [&](int u) { return first_k - 8 * q + u * kStride < k_end; };
 #pragma unroll
-      for (int u = 0; u < kHeld; ++u) {
-        if (first_k - 8 * q + u * stride < k_end) multiply(a[u]);
+      for (int u = 0; u < kHeld; u += S::kAtOnce) {
+        if (S::kAtOnce == 2 && has(u + 1)) {
+          multiply(std::integral_constant<int, S::kAtOnce>{}, &a[u]);
+        } else if (has(u)) {
+          multiply(std::integral_constant<int, 1>{}, &a[u]);
+        }
       }
     } else {
-      for (int32_t k = first_k; k - 8 * q < k_end; k += stride) {
+      for (int32_t k = first_k; k - 8 * q < k_end; k += kStride) {
         load_x(a[0], k);
-        multiply(a[0]);
+        multiply(std::integral_constant<int, 1>{}, &a[0]);
       }
     }
-    float* mine = sums + (parity * warps + warp) * S::kSums;
+    float* mine = sums + (in_batch * kWarps + warp) * S::kSums;
 #pragma unroll
     for (int p = 0; p < S::kProducts; ++p) {
 #pragma unroll
@@ -210,24 +249,34 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
         for (int half = 0; half < 2; ++half) {
           const int row = 16 * p + 8 * half + lane / 4;
           if (row >= kRows) continue;
-          float* to = mine + row * S::kColumns + 8 * i + 2 * q;
-          *reinterpret_cast<float2*>(to) = {
-              acc[0][p][i][2 * half] + acc[1][p][i][2 * half],
-              acc[0][p][i][2 * half + 1] + acc[1][p][i][2 * half + 1]};
+          float2 sum = {0, 0};
+#pragma unroll
+          for (int c = 0; c < 2 * S::kAtOnce; ++c) {
+            sum.x += acc[c][p][i][2 * half];
+            sum.y += acc[c][p][i][2 * half + 1];
+          }
+          *reinterpret_cast<float2*>(mine + row * S::kColumns + 8 * i + 2 * q) = sum;
         }
       }
     }
-    __syncthreads();  // the other half of `sums` is free again: its readers have come here
+    if (++in_batch < S::kBatch && tile + grid < num_tiles) continue;
+    __syncthreads();
 #pragma unroll
     for (int o = 0; o < S::kOutputs; ++o) {
-      const int i = static_cast<int>(threadIdx.x) + o * 32 * warps;
-      const int64_t row = i / S::kColumns;
-      const int64_t column = first + i % S::kColumns;
-      if (i >= S::kSums || row >= args.rows || column >= part.n) continue;
+      const int i = static_cast<int>(threadIdx.x) + o * kThreads;
+      if (i >= in_batch * S::kSums) continue;
+      const Output<S> output(args, batch, num_tiles, i);
+      if (!output.is_there) continue;
+      const float* from = sums + i / S::kSums * kWarps * S::kSums + i % S::kSums;
       float sum = 0;
-      for (int j = 0; j < warps; ++j) sum += sums[(parity * warps + j) * S::kSums + i];
-      store_one(sum + bases[o], part.out, part.out_dtype, row * part.out_stride + column);
+#pragma unroll
+      for (int j = 0; j < kWarps; ++j) sum += j < active ? from[j * S::kSums] : 0.0f;
+      store_one(sum + bases[o], output.part->out, output.part->out_dtype,
+                output.row * output.part->out_stride + output.column);
     }
+    __syncthreads();  // before the sums of the next batch
+    in_batch = 0;
+    batch = tile + grid;
   }
   wait_for_copies<0>();
 }
@@ -237,17 +286,11 @@ void run(LinearRows& args, const Stream& stream) {
   using S = Shape<kRows, kTiles, kHeld>;
   const int32_t tiles = set_tiles(args, S::kColumns);
   if (tiles == 0) return;
-  // As many warps as outputs of a tile need, and no more than there are chunks.
-  const int64_t chunks = (args.k + S::kChunk - 1) / S::kChunk;
-  const int64_t least = (S::kSums + 32 * S::kOutputs - 1) / (32 * S::kOutputs);
-  const int64_t warps = std::max(std::clamp<int64_t>(chunks, 1, kMaxWarps), least);
   const int blocks = std::min(tiles, properties_of(stream.device.index).num_multiprocessors);
-  const size_t bytes = S::shared_bytes(warps);
   const auto kernel = linear_rows_kernel<T, kRows, kTiles, kHeld>;
-  allow_shared_memory(kernel, bytes);
-  launch("linear_rows_kernel", kernel, static_cast<unsigned>(blocks),
-         static_cast<unsigned>(32 * warps), bytes, stream_of(stream), dependent_launch(stream),
-         args, tiles);
+  allow_shared_memory(kernel, S::kSharedBytes);
+  launch("linear_rows_kernel", kernel, static_cast<unsigned>(blocks), kThreads, S::kSharedBytes,
+         stream_of(stream), dependent_launch(stream), args, tiles);
 }
 
 bool vectors_fit(const LinearRows& args, int64_t lanes) {
