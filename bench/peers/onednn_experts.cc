@@ -116,7 +116,8 @@ class Bench {
  private:
   cli::BenchCall new_call(int64_t tokens) {
     return with_pool(options_.threads, [&](ThreadPool& pool) {
-      return cli::BenchCall(query_.config, query_.compute_dtype, tokens, options_.seed, Stream::cpu(pool));
+      return cli::BenchCall(query_.config, query_.compute_dtype, tokens, options_.seed,
+                            Stream::cpu(pool));
     });
   }
 

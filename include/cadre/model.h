@@ -153,7 +153,8 @@ class Model {
 
   /// Makes room for forwards of up to max_tokens new tokens (2048, on a GPU 16384, at most count:
   /// beyond, only memory grows); a larger forward is cut into pieces of this size with equal
-  /// results. The only call that allocates workspace; forward() calls it with 512 (4096) when nobody did.
+  /// results. The only call that allocates workspace; forward() calls it with 512 (4096) when
+  /// nobody did.
   virtual void reserve(int64_t max_tokens) = 0;
 
   /// Runs the new tokens, appends them to the cache and writes logits, f32, on the model's device
