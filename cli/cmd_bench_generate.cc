@@ -1,6 +1,7 @@
 // cadre bench generate: prefill and decode of a whole model on each backend, beside the time that
 // reading its weights takes.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -29,6 +30,7 @@ struct CommandOptions {
   BenchOptions bench{3, 1024};
   std::vector<int64_t> prompt_lengths = {16, 128, 512};
   int64_t new_tokens = 32;
+  int64_t sequences = 1;
   std::vector<std::string> experts = {"grouped_mm"};
   std::optional<SyntheticModel> synthetic;
 };
@@ -36,24 +38,32 @@ struct CommandOptions {
 /// Ctrl-C came while the synthetic model was written.
 struct Stopped {};
 
-/// What decoding one token has to read at least.
+/// What a decode step has to read at least.
 struct DecodeBytes {
   double weights = 0;             // once each, without experts
-  double experts = 0;             // those that one token is sent to
-  double cache_per_position = 0;  // keys and values
+  double experts = 0;             // those that its tokens are sent to, as a rule
+  double cache_per_position = 0;  // keys and values, of all sequences
 };
 
 struct GenerateRow {
   std::string experts;
   int64_t prompt_tokens = 0;
+  int64_t sequences = 1;
   bool packed = false;  // experts in packed form
   size_t pages = 0;     // bytes of the pages that weights lie on
   size_t expert_pages = 0;
   std::vector<double> prefill_seconds;
-  std::vector<TimedCall> decode;  // seconds of one token, on average
+  std::vector<TimedCall> decode;  // seconds of one step, on average
 };
 
-DecodeBytes decode_bytes(Model& model, const ModelReport& report) {
+/// Experts that a step of `tokens` hits when all are equally likely.
+double expected_experts(const ExpertsConfig& config, int64_t tokens) {
+  const auto experts = static_cast<double>(config.num_experts);
+  const double missed = 1 - static_cast<double>(config.top_k) / experts;
+  return experts * (1 - std::pow(missed, static_cast<double>(tokens)));
+}
+
+DecodeBytes decode_bytes(Model& model, const ModelReport& report, int64_t sequences) {
   DecodeBytes bytes;
   const auto part = [&](const char* name) {
     const auto found = report.bytes_per_part.find(name);
@@ -69,11 +79,11 @@ DecodeBytes decode_bytes(Model& model, const ModelReport& report) {
   if (!report.experts.empty()) {
     const ExpertsConfig& c = report.experts.front().second.config;
     bytes.experts =
-        part("experts") * static_cast<double>(c.top_k) / static_cast<double>(c.num_experts);
+        part("experts") * expected_experts(c, sequences) / static_cast<double>(c.num_experts);
   }
   const int64_t positions = std::min<int64_t>(64, model.info().max_position_embeddings);
-  bytes.cache_per_position =
-      static_cast<double>(model.new_cache(1, positions)->bytes()) / static_cast<double>(positions);
+  bytes.cache_per_position = static_cast<double>(model.new_cache(sequences, positions)->bytes()) /
+                             static_cast<double>(positions);
   return bytes;
 }
 
@@ -99,7 +109,7 @@ class GenerateBench {
         packed_(common.load.prepack == Prepack::kOn),
         random_(common.seed),
         report_(inspect_model(model.info().path, load_options(common))),
-        bytes_(decode_bytes(model, report_)),
+        bytes_(decode_bytes(model, report_, options.sequences)),
         stream_(model.info().device, pool),
         meter_(model.info().compute_dtype, options.bench.memory_bytes(), small_page_bytes(),
                stream_.get()) {
@@ -116,6 +126,7 @@ class GenerateBench {
     GenerateRow row;
     row.experts = name;
     row.prompt_tokens = prompt_tokens;
+    row.sequences = options_.sequences;
     row.packed = packed_;
     run_once(prompt_tokens, 2);  // maps pages, makes workspaces
     const DecodePages pages = pages_at(mean_positions(prompt_tokens));
@@ -127,7 +138,8 @@ class GenerateBench {
       const GenerationResult result = run_once(prompt_tokens, options_.new_tokens);
       row.prefill_seconds.push_back(result.prefill_seconds);
       TimedCall timed;
-      timed.seconds = result.decode_seconds / static_cast<double>(result.decode_tokens);
+      timed.seconds = result.decode_seconds * static_cast<double>(options_.sequences) /
+                      static_cast<double>(result.decode_tokens);
       timed.work.bytes = pages.mapped + pages.packed;
       timed.before = before;
       timed.after = before = sample(pages);
@@ -165,15 +177,18 @@ class GenerateBench {
   }
 
   GenerationResult run_once(int64_t prompt_tokens, int64_t new_tokens) {
-    std::vector<TokenId> prompt(static_cast<size_t>(prompt_tokens));
-    for (TokenId& id : prompt) {
-      id = static_cast<TokenId>(random_() % static_cast<uint64_t>(model_.info().vocab_size));
+    std::vector<std::vector<TokenId>> prompts(static_cast<size_t>(options_.sequences));
+    for (std::vector<TokenId>& prompt : prompts) {
+      prompt.resize(static_cast<size_t>(prompt_tokens));
+      for (TokenId& id : prompt) {
+        id = static_cast<TokenId>(random_() % static_cast<uint64_t>(model_.info().vocab_size));
+      }
     }
     GenerationOptions generation;
     generation.max_new_tokens = new_tokens;
     generation.ignore_eos = true;
     // Ctrl-C ends the run at its next token; the row is not used then.
-    return generate(model_, {&prompt, 1}, generation,
+    return generate(model_, prompts, generation,
                     [](int64_t, TokenId) { return interrupt_signal() == 0; });
   }
 
@@ -201,10 +216,12 @@ Json to_json(const GenerateRow& row, const ModelInfo& info, const Machine& machi
       {"pages", row.pages},
       {"expert_pages", row.expert_pages},
       {"prompt_tokens", row.prompt_tokens},
-      {"prefill_tokens_per_second", static_cast<double>(row.prompt_tokens) / prefill},
+      {"sequences", row.sequences},
+      {"prefill_tokens_per_second",
+       static_cast<double>(row.prompt_tokens * row.sequences) / prefill},
       {"prefill_seconds", prefill},
       {"prefill_seconds_mad", median_deviation(row.prefill_seconds)},
-      {"decode_tokens_per_second", 1 / decode.median_seconds},
+      {"decode_tokens_per_second", static_cast<double>(row.sequences) / decode.median_seconds},
       {"decode_us_median", decode.median_seconds * 1e6},
       {"decode_us_mad", decode.deviation_seconds * 1e6},
       {"decode_bytes", row.decode.front().work.bytes},
@@ -218,21 +235,22 @@ Json to_json(const GenerateRow& row, const ModelInfo& info, const Machine& machi
 }
 
 std::string to_text(const std::vector<GenerateRow>& rows) {
-  Table table({"experts", "prompt", "prefill tokens/s", "decode tokens/s", "ms/token", "+-",
-               "MiB/token", "% of limit", "dropped", "read GB/s"});
+  Table table({"experts", "prompt", "prefill tokens/s", "decode tokens/s", "ms/step", "+-",
+               "MiB/step", "% of limit", "dropped", "read GB/s"});
   for (size_t column = 1; column < 10; ++column) table.right_align(column);
   for (const GenerateRow& row : rows) {
     const CallStatistics decode = summarize(row.decode);
-    table.add_row({row.experts, str_cat(row.prompt_tokens),
-                   format_number("%.1f", static_cast<double>(row.prompt_tokens) /
-                                             median(row.prefill_seconds)),
-                   format_number("%.2f", 1 / decode.median_seconds),
-                   format_number("%.3f", decode.median_seconds * 1e3),
-                   format_number("%.3f", decode.deviation_seconds * 1e3),
-                   format_number("%.1f", row.decode.front().work.bytes / (1 << 20)),
-                   format_number("%.1f", decode.percent_of_limit),
-                   str_cat(decode.num_dropped, "/", decode.num_calls),
-                   format_number("%.1f", decode.ceilings.bytes_per_second / 1e9)});
+    table.add_row(
+        {row.experts, str_cat(row.prompt_tokens),
+         format_number("%.1f", static_cast<double>(row.prompt_tokens * row.sequences) /
+                                   median(row.prefill_seconds)),
+         format_number("%.2f", static_cast<double>(row.sequences) / decode.median_seconds),
+         format_number("%.3f", decode.median_seconds * 1e3),
+         format_number("%.3f", decode.deviation_seconds * 1e3),
+         format_number("%.1f", row.decode.front().work.bytes / (1 << 20)),
+         format_number("%.1f", decode.percent_of_limit),
+         str_cat(decode.num_dropped, "/", decode.num_calls),
+         format_number("%.1f", decode.ceilings.bytes_per_second / 1e9)});
   }
   return table.to_string();
 }
@@ -314,17 +332,21 @@ void add_bench_generate(CLI::App& bench, CommonOptions& common, Runner& run) {
   CLI::App* command =
       bench.add_subcommand("generate", "Time prefill and decode of a model on each backend");
   command->footer(
-      "Random prompts, one sequence. % of limit: what decoding a token has to read (weights, of "
-      "the "
-      "experts those that it is sent to, and the KV cache) at the read ceiling measured before and "
-      "after, over the token's time; the median of the runs. Runs whose two ceilings differ by "
-      "more "
-      "than 5 % are dropped and counted. --json prints one object a row.\n"
+      "Random prompts. % of limit: what a decode step has to read (weights once, the experts that "
+      "its "
+      "tokens are sent to, and the KV cache; of several sequences the experts that are hit on "
+      "average "
+      "when all are equally likely) at the read ceiling measured before and after, over the step's "
+      "time; the median of the runs. Runs whose two ceilings differ by more than 5 % are dropped "
+      "and "
+      "counted. --json prints one object a row.\n"
       "Example: cadre bench generate --synthetic 2,qwen3-30b-a3b --prompt-lengths 16,512");
   add_numbers(*command, "--prompt-lengths", options->prompt_lengths, 1, int64_t{1} << 30,
               "Tokens of the prompt");
   add_number(*command, "--new-tokens", options->new_tokens, int64_t{2}, int64_t{1} << 30,
              "Tokens to decode");
+  add_number(*command, "--sequences", options->sequences, int64_t{1}, int64_t{1} << 20,
+             "Sequences that are decoded together");
   add_backends_option(*command, options->experts);
   command
       ->add_option_function<std::string>(
