@@ -29,20 +29,22 @@ enum class Size { kOne, kFew, kMany, kLean };
 template <int kM, int kTokens, int kChunk, int kStages>
 using Shape = StreamShape<kStreamWarps, kM, kTokens, kChunk, kStages>;
 
-/// The shape of one path, for up to 8 tokens of an expert, or of all four.
+/// The shape of one path, for up to 8 tokens of an expert, or of five, for up to 8, 16, 24, 32
+/// and 64.
 template <typename One_>
 struct Single {
   using One = One_;
   static constexpr int kBytes = One::kBytes;
 };
-template <typename One_, typename Two_, typename Four_, typename Eight_>
+template <typename One_, typename Two_, typename Three_, typename Four_, typename Eight_>
 struct Choice {
   using One = One_;
   using Two = Two_;
+  using Three = Three_;
   using Four = Four_;
   using Eight = Eight_;
   static constexpr int kBytes =
-      std::max(std::max(One::kBytes, Two::kBytes), std::max(Four::kBytes, Eight::kBytes));
+      std::max({One::kBytes, Two::kBytes, Three::kBytes, Four::kBytes, Eight::kBytes});
 };
 
 template <Size kSize>
@@ -66,14 +68,17 @@ template <>
 struct DownShapes<Size::kFew, 2> : Single<Shape<2, 8, 256, 2>> {};
 
 template <>
-struct UpShapes<Size::kMany> : Choice<Shape<4, 8, 128, 2>, Shape<4, 16, 128, 2>,
-                                      StreamShape<6, 4, 32, 128, 2>, Shape<1, 64, 128, 2>> {};
+struct UpShapes<Size::kMany>
+    : Choice<Shape<2, 8, 256, 2>, StreamShape<7, 2, 16, 256, 2>, StreamShape<6, 2, 24, 256, 2>,
+             StreamShape<5, 2, 32, 256, 2>, StreamShape<6, 1, 64, 128, 2>> {};
 template <>
-struct DownShapes<Size::kMany, 1> : Choice<Shape<1, 8, 256, 3>, Shape<1, 16, 256, 2>,
-                                           Shape<1, 32, 128, 3>, Shape<1, 64, 128, 2>> {};
+struct DownShapes<Size::kMany, 1>
+    : Choice<Shape<1, 8, 256, 4>, Shape<1, 16, 256, 3>, Shape<1, 24, 256, 2>,
+             StreamShape<7, 1, 32, 256, 2>, StreamShape<6, 1, 64, 128, 2>> {};
 template <>
-struct DownShapes<Size::kMany, 2> : Choice<Shape<2, 8, 256, 2>, Shape<2, 16, 256, 2>,
-                                           StreamShape<6, 2, 32, 128, 3>, Shape<1, 64, 128, 2>> {};
+struct DownShapes<Size::kMany, 2>
+    : Choice<Shape<2, 8, 256, 2>, StreamShape<7, 2, 16, 256, 2>, StreamShape<6, 2, 24, 256, 2>,
+             StreamShape<5, 2, 32, 256, 2>, StreamShape<6, 1, 64, 128, 2>> {};
 
 template <>
 struct UpShapes<Size::kLean> : Single<Shape<1, 8, 128, 3>> {};
@@ -81,15 +86,6 @@ template <>
 struct DownShapes<Size::kLean, 1> : Single<Shape<1, 8, 128, 3>> {};
 
 #ifdef __CUDACC__
-
-/// h[row] from the sums of gate and up. Not inlined: it stands in every place of a tile.
-template <typename T>
-__device__ __noinline__ void store_h(const DecodeArgs& a, T* h, int expert, int row, float gate,
-                                     float up) {
-  up += bias_of(a.up_bias, a.bias_dtype, expert, row);
-  if (a.gate_function.has_gate) gate += bias_of(a.gate_bias, a.bias_dtype, expert, row);
-  h[row] = from_float<T>(apply(a.gate_function, gate, up));
-}
 
 /// A share of the list of all entries' tiles of rows of h.
 template <typename T, int kM>
@@ -130,33 +126,29 @@ class UpJob {
     return {plan_.entry_first[entry], plan_.entry_count[entry]};
   }
 
+  /// By one warp, from the tile's sums in shared memory.
   template <int kN>
-  __device__ void emit(int index, const float (&sums)[kM][kN][4]) const {
+  __device__ void emit(int index, const float* sums) const {
     const Tile tile = tile_at(index);
     const int expert = plan_.entry_expert[tile.entry];
     const int first = plan_.entry_first[tile.entry];
-    const int count = plan_.entry_count[tile.entry];
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kM; ++i) {
-      const int r = 8 * i + lane / 4;
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int token = 8 * n + 2 * (lane % 4) + c;
-          if (token >= count) continue;
-          T* h = static_cast<T*>(a_.h) + plan_.pair[first + token] * a_.h_stride;
-          if (has_gate_) {
-            if (r < tile.rows)
-              store_h(a_, h, expert, tile.row + r, sums[i][n][c], sums[i][n][c + 2]);
-          } else {
-            if (r < tile.rows) store_h(a_, h, expert, tile.row + r, 0, sums[i][n][c]);
-            if (8 * kM + r < tile.rows) {
-              store_h(a_, h, expert, tile.row + 8 * kM + r, 0, sums[i][n][c + 2]);
-            }
-          }
+    const int elements = 8 * kM * plan_.entry_count[tile.entry];
+#pragma unroll 1
+    for (int e = threadIdx.x % 32; e < elements; e += 32) {
+      const int token = e / (8 * kM);
+      int r = e % (8 * kM);
+      const float* at = sums + place_of_sum<kN>(r, token);
+      T* h = static_cast<T*>(a_.h) + plan_.pair[first + token] * a_.h_stride + tile.row;
+#pragma unroll 1
+      for (; r < tile.rows; r += 8 * kM) {  // without a gate, the upper half is rows of its own
+        float up = has_gate_ ? at[kUpperHalf] : at[0];
+        float gate = has_gate_ ? at[0] : 0;
+        if (a_.up_bias.first.data != nullptr) {
+          up += bias_of(a_.up_bias, a_.bias_dtype, expert, tile.row + r);
+          if (has_gate_) gate += bias_of(a_.gate_bias, a_.bias_dtype, expert, tile.row + r);
         }
+        h[r] = from_float<T>(apply(a_.gate_function, gate, up));
+        at += kUpperHalf;
       }
     }
   }
@@ -233,25 +225,18 @@ class DownJob {
   }
 
   template <int kN>
-  __device__ void emit(int index, const float (&sums)[kM][kN][4]) const {
+  __device__ void emit(int index, const float* sums) const {
     const Tile tile = tile_at(index);
     const int first = plan_.entry_first[tile.entry];
-    const int count = plan_.entry_count[tile.entry];
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kM; ++i) {
-      const int r = 8 * i + lane / 4;
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int token = 8 * n + 2 * (lane % 4) + c;
-          if (token >= count) continue;
-          float* to = y + plan_.pair[first + token] * y_stride + (tile.row - begin);
-          if (r < tile.rows) to[r] = sums[i][n][c];
-          if (8 * kM + r < tile.rows) to[8 * kM + r] = sums[i][n][c + 2];
-        }
-      }
+    const int elements = 8 * kM * plan_.entry_count[tile.entry];
+#pragma unroll 1
+    for (int e = threadIdx.x % 32; e < elements; e += 32) {
+      const int token = e / (8 * kM);
+      const int r = e % (8 * kM);
+      const float* at = sums + place_of_sum<kN>(r, token);
+      float* to = y + plan_.pair[first + token] * y_stride + (tile.row - begin);
+      if (r < tile.rows) to[r] = at[0];
+      if (8 * kM + r < tile.rows) to[8 * kM + r] = at[kUpperHalf];
     }
   }
 
@@ -332,6 +317,7 @@ __global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
   } else {
     if (plan.largest_count <= 8) return up_of<T, typename Of::One>(a, plan, ring);
     if (plan.largest_count <= 16) return up_of<T, typename Of::Two>(a, plan, ring);
+    if (plan.largest_count <= 24) return up_of<T, typename Of::Three>(a, plan, ring);
     if (plan.largest_count <= 32) return up_of<T, typename Of::Four>(a, plan, ring);
     up_of<T, typename Of::Eight>(a, plan, ring);
   }
@@ -384,6 +370,9 @@ __global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
     }
     if (plan.largest_count <= 16) {
       return down_of<T, typename Of::Two>(a, plan, ring, left, prefetched_stages);
+    }
+    if (plan.largest_count <= 24) {
+      return down_of<T, typename Of::Three>(a, plan, ring, left, prefetched_stages);
     }
     if (plan.largest_count <= 32) {
       return down_of<T, typename Of::Four>(a, plan, ring, left, prefetched_stages);

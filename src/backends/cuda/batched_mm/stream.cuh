@@ -27,9 +27,8 @@ struct StreamShape {
   static constexpr int kStageBytes = 2 * kHalfBytes + kTokens * kChunk;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kPartFloats = kM * kN * 4 * 32;
-  // Ring and one part for each warp; the other part lies in the ring when that has run dry.
-  static constexpr int kBytes = kWarps * (kRingBytes + kPartFloats * 4);
-  static_assert(kRingBytes >= kPartFloats * 4);
+  static constexpr int kPartBytes = kPartFloats * 4;
+  static constexpr int kBytes = kWarps * (kRingBytes + 2 * kPartBytes);
   // Sums of one output that are kept apart, so that products need not wait for each other.
   static constexpr int kSets = kM * kN >= 4 ? 1 : 4 / (kM * kN);
 };
@@ -48,6 +47,14 @@ struct TileRows {
   int low_rows;
   int high_rows;
 };
+
+/// Where a tile's sum of row r (below 8 * kM, of the lower half) and a token lies among its sums;
+/// the upper half's lies kUpperHalf behind it.
+template <int kN>
+__host__ __device__ constexpr int place_of_sum(int r, int token) {
+  return ((r / 8 * kN + token / 8) * 4 + token % 2) * 32 + r % 8 * 4 + token % 8 / 2;
+}
+inline constexpr int kUpperHalf = 2 * 32;
 
 /// The matrix that all tiles multiply: rows of x or h.
 struct TokenRows {
@@ -307,16 +314,14 @@ class WeightStream {
     }
   }
 
-  // Part 0: of a tile that an earlier warp began. Part 1: of a tile that the next warp goes on
-  // with; written when the ring has run dry.
+  // Two places for the sums of a tile. 0: of one that an earlier warp began. 1: of any other; of
+  // one that the next warp goes on with at the end.
   __device__ float* part(int warp, int which) const {
-    char* at = which == 0
-                   ? memory_ + Shape::kWarps * Shape::kRingBytes + warp * Shape::kPartFloats * 4
-                   : memory_ + warp * Shape::kRingBytes;
-    return reinterpret_cast<float*>(at) + lane_;
+    return reinterpret_cast<float*>(memory_ + Shape::kWarps * Shape::kRingBytes +
+                                    (2 * warp + which) * Shape::kPartBytes);
   }
-  __device__ static void store_part(float* part, const Sums& sums) {
-    for_each_sum([&](int i, int n, int c, int at) { part[at] = sums[i][n][c]; });
+  __device__ void store_part(float* part, const Sums& sums) const {
+    for_each_sum([&](int i, int n, int c, int at) { part[at + lane_] = sums[i][n][c]; });
   }
 
   __device__ void consume() {
@@ -362,14 +367,12 @@ class WeightStream {
       for (int s = 1; s < Shape::kSets; ++s) {
         for_each_sum([&](int i, int n, int c, int) { sums[0][i][n][c] += sums[s][i][n][c]; });
       }
-      if (is_begun_by_other) {
-        store_part(part(warp_, 0), sums[0]);
-      } else if (at.is_new) {
-        job_.emit(tile, sums[0]);
-      } else {
-        wait_copies<0>();
+      float* const to = part(warp_, is_begun_by_other ? 0 : 1);
+      store_part(to, sums[0]);
+      if (at.is_new && !is_begun_by_other) {
         __syncwarp();
-        store_part(part(warp_, 1), sums[0]);
+        job_.template emit<Shape::kN>(tile, to);
+        __syncwarp();
       }
       is_begun_by_other = false;
     }
@@ -389,11 +392,13 @@ class WeightStream {
     for (; warp <= warp_; ++warp) {
       const Place next = begin_of(warp + 1);
       const bool is_empty = place.tile == next.tile && place.chunk == next.chunk;
-      const float* from = part(warp, place.tile == begin_.tile && place.chunk != 0 ? 0 : 1);
+      const float* from = part(warp, place.tile == begin_.tile && place.chunk != 0 ? 0 : 1) + lane_;
       if (!is_empty) for_each_sum([&](int i, int n, int c, int at) { sums[i][n][c] += from[at]; });
       place = next;
     }
-    job_.emit(begin_.tile, sums);
+    store_part(part(warp_, 0), sums);
+    __syncwarp();
+    job_.template emit<Shape::kN>(begin_.tile, part(warp_, 0));
   }
 
   const Plan& plan_;
