@@ -44,8 +44,7 @@ __device__ inline int block_exclusive_sum(int value, int* scratch) {
   }
   if (lane == 31) scratch[warp] = sum;
   __syncthreads();
-  int before = 0;
-  for (int w = 0; w < warp; ++w) before += scratch[w];
+  const int before = __reduce_add_sync(kAllLanes, lane < warp ? scratch[lane] : 0);
   return before + sum - value;
 }
 
