@@ -200,16 +200,23 @@ __global__ void __launch_bounds__(kHeadThreads)
     return begin_short();
   }
   begin_short();
-  const int64_t all_heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kHeadThreads + threadIdx.x;
+  const auto all_heads =
+      static_cast<uint32_t>(args.parts[0].heads + args.parts[1].heads + args.parts[2].heads);
+  const uint32_t thread = blockIdx.x * kHeadThreads + threadIdx.x;
   const bool is_there = thread / kLanes < args.num_tokens * all_heads;
-  const int64_t index = is_there ? thread / kLanes : 0;
+  const uint32_t index = is_there ? thread / kLanes : 0;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int64_t token = index / all_heads;
   int64_t head = index % all_heads;
   int p = 0;
   while (head >= args.parts[p].heads) head -= args.parts[p++].heads;
   const HeadArgs& part = args.parts[p];
+  int64_t slot = 0;
+  int64_t position = 0;
+  if (part.cache != nullptr) {
+    slot = args.slots[token];
+    position = args.positions[token];
+  }
   T* out = static_cast<T*>(part.x) + (token * part.heads + head) * (8 * kLanes);
   float x[8];
   load_eight(out, args.dtype, 8 * lane, x);
@@ -238,8 +245,8 @@ __global__ void __launch_bounds__(kHeadThreads)
     if (part.rotates) x[j] = x[j] * cosine[j] + (lane < kLanes / 2 ? -other : other) * sine[j];
   }
   if (part.cache != nullptr) {
-    const int64_t row = (args.slots[token] * args.kv_heads + head) * args.max_tokens;
-    out = static_cast<T*>(part.cache) + (row + args.positions[token]) * (8 * kLanes);
+    const int64_t row = (slot * args.kv_heads + head) * args.max_tokens + position;
+    out = static_cast<T*>(part.cache) + row * (8 * kLanes);
   }
   if (is_there) store_eight(x, out, args.dtype, 8 * lane);
 }
@@ -308,7 +315,9 @@ void finish(const FinishArgs& args, bool whole_rows, const Stream& stream) {
 
 bool fits_wide(const FinishArgs& args) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  bool fits = args.dtype != DType::kF32 && aligned(args.cos) && aligned(args.sin);
+  const int64_t heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
+  bool fits = args.dtype != DType::kF32 && aligned(args.cos) && aligned(args.sin) &&
+              args.num_tokens * heads * 32 < INT32_MAX;
   for (const HeadArgs& part : args.parts) {
     fits = fits && aligned(part.x) && aligned(part.cache) && aligned(part.weight) &&
            (!part.rotates || 2 * args.half == args.head_dim);

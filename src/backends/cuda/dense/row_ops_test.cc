@@ -57,6 +57,44 @@ TEST_F(GpuRowOps, RmsNormInPlaceAndOnUnalignedRows) {
   expect_near(odd, norm_reference(source, weight.view(), 1e-6), bound(DType::kF16));
 }
 
+TEST_F(GpuRowOps, AddAndNormInOne) {
+  for (const DType dtype : kComputeDtypes) {
+    for (const int64_t width : {64, 511, 2048, 12296}) {
+      const Tensor residual = random(DType::kF32, {9, width}, 2);
+      const Tensor x = random(dtype, {9, width});
+      const Tensor weight = random(dtype, {width});
+      const Tensor gpu = to_gpu(residual.view());
+      const Tensor out = poisoned(dtype, {9, width});
+      ops_->add_rms_norm(gpu, to_gpu(x.view()).view(), to_gpu(weight.view()).view(), 1e-5f, out,
+                         stream_);
+      const Tensor sum(DType::kF32, {9, width});
+      const auto a = to_doubles(residual.view());
+      const auto b = to_doubles(x.view());
+      std::vector<double> exact;
+      for (size_t i = 0; i < a.size(); ++i) {
+        exact.push_back(a[i] + b[i]);
+        set(sum, static_cast<int64_t>(i), static_cast<float>(exact.back()));
+      }
+      expect_near(gpu.view(), exact, 1e-6);
+      expect_near(out.view(), norm_reference(sum.view(), weight.view(), 1e-5), bound(dtype));
+    }
+  }
+}
+
+TEST_F(GpuRowOps, FetchingWhatComesSoonChangesNothing) {
+  const Tensor x = to_gpu(random(DType::kF32, {3, 2048}).view());
+  const Tensor weight = to_gpu(random(DType::kBF16, {2048}).view());
+  const Tensor first = to_gpu(random(DType::kBF16, {500, 1000}).view());
+  const Tensor second = to_gpu(random(DType::kBF16, {3, 5}).view());
+  const TensorView soon[] = {first.view(), second.view()};
+  const Tensor out = poisoned(DType::kBF16, {3, 2048});
+  ops_->rms_norm(x.view(), weight.view(), 1e-5f, out, stream_);
+  const auto plain = bits(out.view());
+  poison(out);
+  ops_->rms_norm(x.view(), weight.view(), 1e-5f, out, stream_, soon);
+  EXPECT_EQ(bits(out.view()), plain);
+}
+
 TEST_F(GpuRowOps, EmbeddingAndGatherConvert) {
   for (const int64_t width : {600, 7}) {
     const Tensor table = random(DType::kF16, {11, width});
