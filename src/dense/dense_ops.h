@@ -106,7 +106,6 @@ struct QkvArgs {
   StepTokens tokens;
   MutableTensorView keys;  // cache [num_slots, num_kv_heads, max_tokens, head_dim]
   MutableTensorView values;
-  std::span<const TensorView> soon = {};  // as for rms_norm()
 };
 
 /// One next token for each row of logits, by the rules of Sampler (cadre/generation.h): penalty,
@@ -158,12 +157,9 @@ class DenseOps {
   virtual void gather_rows(const TensorView& x, const TensorView& rows, MutableTensorView out,
                            const Stream& stream) = 0;
 
-  /// out = x / rms(x) * weight over the last dimension; in place (out == x) is fine. `soon`:
-  /// weights that later ops of the step read; a GPU fetches some of them when it has little else to
-  /// do.
+  /// out = x / rms(x) * weight over the last dimension; in place (out == x) is fine.
   virtual void rms_norm(const TensorView& x, const TensorView& weight, float eps,
-                        MutableTensorView out, const Stream& stream,
-                        std::span<const TensorView> soon = {}) = 0;
+                        MutableTensorView out, const Stream& stream) = 0;
 
   /// y += x
   virtual void add(MutableTensorView y, const TensorView& x, const Stream& stream) = 0;

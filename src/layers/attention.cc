@@ -44,20 +44,9 @@ void Attention::forward(const TensorView& x, MutableTensorView residual, int64_t
   const auto [q, k, v] = project(x, context);
   DenseOps& ops = context.ops;
   const KvStore& cache = context.cache;
-  ops.finish_qkv({q,
-                  k,
-                  v,
-                  config_.qk_norm,
-                  weights_.q_norm,
-                  weights_.k_norm,
-                  config_.norm_eps,
-                  config_.clip_qkv,
-                  context.rope_cos,
-                  context.rope_sin,
-                  context.tokens,
-                  cache.keys(layer),
-                  cache.values(layer),
-                  {&weights_.o.weight, 1}},
+  ops.finish_qkv({q, k, v, config_.qk_norm, weights_.q_norm, weights_.k_norm, config_.norm_eps,
+                  config_.clip_qkv, context.rope_cos, context.rope_sin, context.tokens,
+                  cache.keys(layer), cache.values(layer)},
                  context.stream);
   const MutableTensorView mixed = context.take(context.compute_dtype, q.shape());
   ops.attention({q, cache.keys(layer), cache.values(layer), context.tokens, config_.scale,

@@ -33,7 +33,6 @@ class Attention {
 
   const AttentionConfig& config() const { return config_; }
   size_t workspace_bytes(const WorkspaceQuery& query) const;
-  const AttentionWeights& weights() const { return weights_; }
   /// residual += attention(x); stores keys and values of `layer`.
   void forward(const TensorView& x, MutableTensorView residual, int64_t layer,
                const ForwardContext& context) const;

@@ -58,20 +58,15 @@ void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& worksp
   context.rope_cos = cos;
   context.rope_sin = sin;
   ops_.embedding(plan_.token_ids(), weights_.embedding, residual, stream);
-  run_layers(residual, context);
-  write_logits(step, residual, context);
+  const MutableTensorView routed = context.take(config_.compute_dtype, residual.shape());
+  const TensorView pending = run_layers(residual, routed, context);
+  write_logits(step, residual, pending, context);
 }
 
-std::array<TensorView, 3> Decoder::weights_after(int64_t l) const {
-  if (l + 1 == num_layers()) return {weights_.head.weight, {}, {}};
-  const AttentionWeights& next = layer(l + 1).attention.weights();
-  return {next.q.weight, next.k.weight, next.v.weight};
-}
-
-void Decoder::run_layers(MutableTensorView residual, const ForwardContext& context) const {
+TensorView Decoder::run_layers(MutableTensorView residual, MutableTensorView routed,
+                               const ForwardContext& context) const {
   const Workspace::Scope scope(context.workspace);
   const MutableTensorView x = context.take(config_.compute_dtype, residual.shape());
-  const MutableTensorView routed = context.take(config_.compute_dtype, residual.shape());
   TensorView pending;  // of the layer before; joins the residual where that is read next
   for (int64_t l = 0; l < num_layers(); ++l) {
     const DecoderLayer& layer = weights_.layers[static_cast<size_t>(l)];
@@ -81,8 +76,7 @@ void Decoder::run_layers(MutableTensorView residual, const ForwardContext& conte
       ops_.rms_norm(residual, layer.input_norm, config_.norm_eps, x, context.stream);
     }
     layer.attention.forward(x, residual, l, context);
-    ops_.rms_norm(residual, layer.post_attention_norm, config_.norm_eps, x, context.stream,
-                  weights_after(l));
+    ops_.rms_norm(residual, layer.post_attention_norm, config_.norm_eps, x, context.stream);
     pending = {};
     if (const auto* moe = std::get_if<MoeBlock>(&layer.feed_forward)) {
       moe->run_experts(x, routed, l, context);
@@ -99,19 +93,29 @@ void Decoder::run_layers(MutableTensorView residual, const ForwardContext& conte
       ops_.add(residual, out, context.stream);
     }
   }
-  if (pending) ops_.add(residual, pending, context.stream);
+  return pending;
 }
 
-void Decoder::write_logits(const DecoderStep& step, const TensorView& residual,
-                           const ForwardContext& context) {
+void Decoder::norm_wanted(MutableTensorView residual, const TensorView& pending,
+                          MutableTensorView x, const ForwardContext& context) const {
+  const float eps = config_.norm_eps;
+  if (pending && x.dim(0) == residual.dim(0)) {  // every row, in order
+    return ops_.add_rms_norm(residual, pending, weights_.norm, eps, x, context.stream);
+  }
+  if (pending) ops_.add(residual, pending, context.stream);
+  const Workspace::Scope scope(context.workspace);
+  const MutableTensorView picked = context.take(DType::kF32, x.shape());
+  ops_.gather_rows(residual, plan_.wanted_rows(), picked, context.stream);
+  ops_.rms_norm(picked, weights_.norm, eps, x, context.stream);
+}
+
+void Decoder::write_logits(const DecoderStep& step, MutableTensorView residual,
+                           const TensorView& pending, const ForwardContext& context) const {
   const auto count = static_cast<int64_t>(step.wanted.size());
   if (count == 0) return;
   const Workspace::Scope scope(context.workspace);
-  const Dims shape{count, config_.hidden_size};
-  const MutableTensorView picked = context.take(DType::kF32, shape);
-  const MutableTensorView x = context.take(config_.compute_dtype, shape);
-  ops_.gather_rows(residual, plan_.wanted_rows(), picked, context.stream);
-  ops_.rms_norm(picked, weights_.norm, config_.norm_eps, x, context.stream);
+  const MutableTensorView x = context.take(config_.compute_dtype, {count, config_.hidden_size});
+  norm_wanted(residual, pending, x, context);
   // One product for each run of neighbouring target rows.
   for (int64_t begin = 0; begin < count;) {
     const int64_t target = step.wanted[static_cast<size_t>(begin)].target;

@@ -2,7 +2,6 @@
 // residual stream is float32 whatever the compute dtype.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -72,11 +71,14 @@ class Decoder {
                MoeObserver* observer);
 
  private:
-  // The weights that are read first behind layer l.
-  std::array<TensorView, 3> weights_after(int64_t l) const;
-  void run_layers(MutableTensorView residual, const ForwardContext& context) const;
-  void write_logits(const DecoderStep& step, const TensorView& residual,
-                    const ForwardContext& context);
+  // Returns what is still to be added to the residual, in `routed`; absent when nothing is.
+  TensorView run_layers(MutableTensorView residual, MutableTensorView routed,
+                        const ForwardContext& context) const;
+  void write_logits(const DecoderStep& step, MutableTensorView residual, const TensorView& pending,
+                    const ForwardContext& context) const;
+  // x = norm of the wanted rows.
+  void norm_wanted(MutableTensorView residual, const TensorView& pending, MutableTensorView x,
+                   const ForwardContext& context) const;
 
   DecoderConfig config_;
   DecoderWeights weights_;

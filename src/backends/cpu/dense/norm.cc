@@ -53,8 +53,7 @@ void norm_row(const void* x, DType x_dtype, const TensorView& weight, float eps,
 }  // namespace
 
 void CpuDenseOps::rms_norm(const TensorView& x, const TensorView& weight, float eps,
-                           MutableTensorView out, const Stream& stream,
-                           std::span<const TensorView> /*soon*/) {
+                           MutableTensorView out, const Stream& stream) {
   const int64_t width = row_width(x);
   CADRE_ASSERT(weight.numel() == width && out.numel() == x.numel());
   for_row_ranges(stream, num_rows(x), 4 * width, [&](int64_t begin, int64_t end, int) {

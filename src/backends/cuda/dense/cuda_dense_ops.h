@@ -28,7 +28,7 @@ class CudaDenseOps final : public DenseOps {
   void gather_rows(const TensorView& x, const TensorView& rows, MutableTensorView out,
                    const Stream& stream) override;
   void rms_norm(const TensorView& x, const TensorView& weight, float eps, MutableTensorView out,
-                const Stream& stream, std::span<const TensorView> soon) override;
+                const Stream& stream) override;
   void add_rms_norm(MutableTensorView residual, const TensorView& x, const TensorView& weight,
                     float eps, MutableTensorView out, const Stream& stream) override;
   void add(MutableTensorView y, const TensorView& x, const Stream& stream) override;

@@ -1,7 +1,6 @@
 // RMS norm: a warp or a block of threads for each row. A row's sum is taken in an order that
 // depends on its width alone.
 #include "backends/cuda/dense/cuda_dense_ops.h"
-#include "backends/cuda/dense/soon.cuh"
 #include "backends/cuda/dense/values.cuh"
 #include "core/check.h"
 
@@ -23,8 +22,6 @@ struct NormArgs {
   int64_t rows;
   int64_t width;
   float eps;
-  unsigned row_blocks;  // blocks beyond these fetch
-  Soon soon;
 };
 
 // x + added, which is kept in x.
@@ -57,10 +54,6 @@ __device__ float norm_factor(float sum, const NormArgs& args) {
 template <int kThreads>
 __global__ void __launch_bounds__(kBlockThreads)
     norm_vectors_kernel(const __grid_constant__ NormArgs args) {
-  if (blockIdx.x >= args.row_blocks) {
-    fetch(args.soon, static_cast<int>(blockIdx.x - args.row_blocks));
-    return begin_short();
-  }
   const int lane = static_cast<int>(threadIdx.x) % kThreads;
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * (kBlockThreads / kThreads) + threadIdx.x / kThreads;
@@ -120,10 +113,6 @@ __global__ void __launch_bounds__(kBlockThreads)
 template <int kThreads>
 __global__ void __launch_bounds__(kBlockThreads)
     norm_any_kernel(const __grid_constant__ NormArgs args) {
-  if (blockIdx.x >= args.row_blocks) {
-    fetch(args.soon, static_cast<int>(blockIdx.x - args.row_blocks));
-    return begin_short();
-  }
   begin_short();
   const int lane = static_cast<int>(threadIdx.x) % kThreads;
   const int64_t row =
@@ -147,7 +136,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-void norm(NormArgs args, const Stream& stream) {
+void norm(const NormArgs& args, const Stream& stream) {
   if (args.rows == 0) return;
   const bool vectors =
       allows_vectors(args.x, args.width) && allows_vectors(args.weight, args.width) &&
@@ -156,17 +145,15 @@ void norm(NormArgs args, const Stream& stream) {
   const auto kernel = vectors ? (narrow ? norm_vectors_kernel<32> : norm_vectors_kernel<256>)
                               : (narrow ? norm_any_kernel<32> : norm_any_kernel<256>);
   const int64_t rows_per_block = narrow ? kBlockThreads / 32 : 1;
-  args.row_blocks = static_cast<unsigned>((args.rows + rows_per_block - 1) / rows_per_block);
-  const unsigned fetching = is_empty(args.soon) ? 0 : Soon::kBlocks;
-  launch("norm_kernel", kernel, dim3(args.row_blocks + fetching), dim3(kBlockThreads), 0,
-         stream_of(stream), dependent_launch(stream), args);
+  const auto blocks = static_cast<unsigned>((args.rows + rows_per_block - 1) / rows_per_block);
+  launch("norm_kernel", kernel, dim3(blocks), dim3(kBlockThreads), 0, stream_of(stream),
+         dependent_launch(stream), args);
 }
 
 }  // namespace
 
 void CudaDenseOps::rms_norm(const TensorView& x, const TensorView& weight, float eps,
-                            MutableTensorView out, const Stream& stream,
-                            std::span<const TensorView> soon) {
+                            MutableTensorView out, const Stream& stream) {
   const int64_t width = row_width(x);
   CADRE_ASSERT(weight.numel() == width && out.numel() == x.numel());
   NormArgs args = {};
@@ -179,7 +166,6 @@ void CudaDenseOps::rms_norm(const TensorView& x, const TensorView& weight, float
   args.rows = num_rows(x);
   args.width = width;
   args.eps = eps;
-  args.soon = soon_of(soon, args.rows);
   norm(args, stream);
 }
 

@@ -1,7 +1,6 @@
 // Rotary positions, the way of fresh keys and values into the cache, and both together with the
 // norms in one launch.
 #include "backends/cuda/dense/cuda_dense_ops.h"
-#include "backends/cuda/dense/soon.cuh"
 #include "backends/cuda/dense/values.cuh"
 #include "core/check.h"
 
@@ -56,8 +55,6 @@ struct FinishArgs {
   const int32_t* positions;
   int64_t kv_heads;    // of the caches
   int64_t max_tokens;  // of the caches
-  Soon soon;
-  unsigned head_blocks;  // of finish_wide_kernel; blocks beyond these fetch
 };
 
 __device__ float clipped(const FinishArgs& args, float x) {
@@ -195,10 +192,6 @@ __device__ void finish_head(const FinishArgs& args, const HeadArgs& part, int64_
 template <typename T, int kLanes>
 __global__ void __launch_bounds__(kHeadThreads)
     finish_wide_kernel(const __grid_constant__ FinishArgs args) {
-  if (blockIdx.x >= args.head_blocks) {
-    fetch(args.soon, static_cast<int>(blockIdx.x - args.head_blocks));
-    return begin_short();
-  }
   begin_short();
   const auto all_heads =
       static_cast<uint32_t>(args.parts[0].heads + args.parts[1].heads + args.parts[2].heads);
@@ -326,12 +319,11 @@ bool fits_wide(const FinishArgs& args) {
 }
 
 template <typename T, int kLanes>
-void finish_wide(FinishArgs args, const Stream& stream) {
+void finish_wide(const FinishArgs& args, const Stream& stream) {
   const int64_t heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
-  args.head_blocks = blocks_for(args.num_tokens * heads * kLanes, kHeadThreads);
-  const unsigned fetching = is_empty(args.soon) ? 0 : Soon::kBlocks;
-  launch("finish_wide_kernel", finish_wide_kernel<T, kLanes>, args.head_blocks + fetching,
-         kHeadThreads, 0, stream_of(stream), dependent_launch(stream), args);
+  launch("finish_wide_kernel", finish_wide_kernel<T, kLanes>,
+         blocks_for(args.num_tokens * heads * kLanes, kHeadThreads), kHeadThreads, 0,
+         stream_of(stream), dependent_launch(stream), args);
 }
 
 // Two elements at a time where everything is even and aligned for it.
@@ -432,7 +424,6 @@ void CudaDenseOps::finish_qkv(const QkvArgs& qkv, const Stream& stream) {
   args.eps = qkv.norm_eps;
   args.clips = qkv.clip.has_value();
   args.limit = qkv.clip.value_or(0);
-  args.soon = soon_of(qkv.soon, args.num_tokens);
   HeadArgs& q = args.parts[0] = head_args(qkv.q);
   HeadArgs& k = args.parts[1] = head_args(qkv.k);
   HeadArgs& v = args.parts[2] = head_args(qkv.v);
