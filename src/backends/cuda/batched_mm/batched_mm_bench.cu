@@ -17,9 +17,6 @@
 #include "core/device_runtime.h"
 
 namespace cadre::cuda {
-#ifdef CADRE_DECODE_TRACE
-void read_trace(unsigned long long* to);
-#endif
 namespace {
 
 constexpr Device kGpu = {DeviceType::kCuda, 0};
@@ -188,24 +185,6 @@ class Bench {
     const double alone = time(forwards, [&] {
       for (const auto& graph : singles) graph->launch(stream_);
     });
-#ifdef CADRE_DECODE_TRACE
-    for (int round = 0; round < 2; ++round) {
-      chain->launch(stream_);
-      runtime.synchronize(stream_);
-      static unsigned long long t[2][256][12];
-      read_trace(&t[0][0][0]);
-      unsigned long long first = ~0ull;
-      for (int b = 0; b < 132; ++b) first = std::min(first, t[0][b][0]);
-      for (int k = 0; k < 2; ++k) {
-        for (int p = 0; p < (k == 0 ? 5 : 6); ++p) {
-          std::vector<double> v;
-          for (int b = 0; b < 132; ++b) v.push_back((double)(long long)(t[k][b][p] - first) * 1e-3);
-          std::sort(v.begin(), v.end());
-          printf("   k%d p%d: %6.2f %6.2f %6.2f\n", k, p, v[0], v[66], v[131]);
-        }
-      }
-    }
-#endif
     const double bytes = static_cast<double>(active) / forwards * 6 *
                          static_cast<double>(shape_.hidden * shape_.intermediate);
     const double floor = bytes / ceiling * 1e-6;

@@ -58,7 +58,7 @@ struct UpShapes<Size::kOne> : Single<Shape<1, 1, 256, 2>> {};
 template <>
 struct DownShapes<Size::kOne, 1> : Single<Shape<1, 1, 256, 4>> {};
 template <>
-struct DownShapes<Size::kOne, 2> : Single<Shape<2, 1, 128, 4>> {};
+struct DownShapes<Size::kOne, 2> : Single<Shape<2, 1, 128, 3>> {};
 
 template <>
 struct UpShapes<Size::kFew> : Single<Shape<2, 8, 256, 2>> {};
@@ -73,7 +73,7 @@ struct UpShapes<Size::kMany>
              StreamShape<5, 2, 32, 256, 2>, StreamShape<6, 1, 64, 128, 2>> {};
 template <>
 struct DownShapes<Size::kMany, 1>
-    : Choice<Shape<1, 8, 256, 4>, Shape<1, 16, 256, 3>, Shape<1, 24, 256, 2>,
+    : Choice<Shape<1, 8, 256, 4>, Shape<1, 16, 256, 2>, Shape<1, 24, 256, 2>,
              StreamShape<7, 1, 32, 256, 2>, StreamShape<6, 1, 64, 128, 2>> {};
 template <>
 struct DownShapes<Size::kMany, 2>
@@ -90,13 +90,16 @@ struct DownShapes<Size::kLean, 1> : Single<Shape<1, 8, 128, 3>> {};
 /// A share of the list of all entries' tiles of rows of h.
 template <typename T, int kM>
 class UpJob {
+  static constexpr int kParts = kM == 1 ? 1 : 2;  // of a tile, to make shares even
+
  public:
   __device__ UpJob(const DecodeArgs& a, const Plan& plan) : a_(a), plan_(plan) {
     has_gate_ = a.gate_function.has_gate;
     tile_rows_ = has_gate_ ? 8 * kM : 16 * kM;
     tiles_each_ = (a.intermediate + tile_rows_ - 1) / tile_rows_;
-    first_tile_ = share(blockIdx.x);
-    num_tiles_ = share(blockIdx.x + 1) - first_tile_;
+    begin_ = share(blockIdx.x);
+    end_ = share(blockIdx.x + 1);
+    num_tiles_ = begin_ == end_ ? 0 : (end_ + kParts - 1) / kParts - begin_ / kParts;
   }
 
   __device__ int num_tiles() const { return num_tiles_; }
@@ -159,16 +162,22 @@ class UpJob {
     int row;
     int rows;
   };
-  // Where the share of a block begins: tiles * block / blocks without the large numbers.
+  // Where the share of a block begins, in parts of tiles: parts * block / blocks without the large
+  // numbers.
   __device__ int share(uint32_t block) const {
-    const uint32_t tiles = static_cast<uint32_t>(plan_.num_entries * tiles_each_);
-    return static_cast<int>(tiles / gridDim.x * block + tiles % gridDim.x * block / gridDim.x);
+    const auto parts = static_cast<uint32_t>(plan_.num_entries * tiles_each_ * kParts);
+    return static_cast<int>(parts / gridDim.x * block + parts % gridDim.x * block / gridDim.x);
   }
   __device__ Tile tile_at(int index) const {
-    const auto tile = static_cast<uint32_t>(first_tile_ + index);
-    const uint32_t entry = tile / static_cast<uint32_t>(tiles_each_);
-    const int row = static_cast<int>(tile - entry * tiles_each_) * tile_rows_;
-    return {static_cast<int>(entry), row, min(tile_rows_, a_.intermediate - row)};
+    const int tile = begin_ / kParts + index;
+    const auto entry =
+        static_cast<int>(static_cast<uint32_t>(tile) / static_cast<uint32_t>(tiles_each_));
+    int row = (tile - entry * tiles_each_) * tile_rows_;
+    int end = min(row + tile_rows_, a_.intermediate);
+    const int part_rows = tile_rows_ / kParts;
+    end = min(end, row + (end_ - tile * kParts) * part_rows);
+    row += max(0, begin_ - tile * kParts) * part_rows;
+    return {entry, row, max(0, end - row)};
   }
 
   const DecodeArgs& a_;
@@ -176,7 +185,8 @@ class UpJob {
   bool has_gate_;
   int tile_rows_;
   int tiles_each_;
-  int first_tile_;
+  int begin_;  // parts of tiles of all entries
+  int end_;
   int num_tiles_;
 };
 
@@ -266,28 +276,14 @@ class DownJob {
   int num_tiles_;
 };
 
-#ifdef CADRE_DECODE_TRACE
-__device__ unsigned long long trace_times[2][256][12];
-__device__ inline void trace(int kernel, int point) {
-  if (threadIdx.x != 0) return;
-  unsigned long long t;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
-  trace_times[kernel][blockIdx.x][point] = t;
-}
-#else
-__device__ inline void trace(int, int) {}
-#endif
-
 template <typename T, typename Shape>
 __device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
   const UpJob<T, Shape::kM> job(a, plan);
   const TokenRows x = {static_cast<const char*>(a.x), a.x_stride * int64_t{sizeof(T)}};
   WeightStream<T, Shape, UpJob<T, Shape::kM>> stream(memory, plan, job, x, a.hidden);
   stream.start_weights(0);
-  trace(0, 3);
   let_next_kernel_start();
   stream.run();
-  trace(0, 4);
 }
 
 /// Brings the arguments near, while there is nothing else to do.
@@ -305,12 +301,9 @@ __global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
     fast_up(const __grid_constant__ DecodeArgs a) {
   using Of = UpShapes<kSize>;
   extern __shared__ __align__(128) char memory[];
-  trace(0, 0);
   touch(a);
   wait_for_previous_kernel();
-  trace(0, 1);
   const Plan plan = build_plan<kStreamThreads>(memory, a, true, kMostTokens<kSize>);
-  trace(0, 2);
   char* const ring = memory + plan_bytes(a.num_tokens * a.top_k, a.num_experts);
   if constexpr (kSize != Size::kMany) {
     up_of<T, typename Of::One>(a, plan, ring);
@@ -332,22 +325,20 @@ __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int
   }
   const TokenRows h = {static_cast<const char*>(a.h), a.h_stride * int64_t{sizeof(T)}};
   WeightStream<T, Shape, DownJob<T, Shape::kM>> stream(memory, plan, job, h, a.intermediate);
-  trace(1, 1);
   stream.start_weights(prefetched_stages);
   load_routing_weights<T>(plan, a);
-  trace(1, 2);
-  wait_for_previous_kernel();
-  trace(1, 3);
-  let_next_kernel_start();
-  stream.run();
-  trace(1, 4);
-  __syncthreads();
-  const int columns = job.end - job.begin;
-  for (int i = threadIdx.x; i < a.num_tokens * columns; i += kStreamThreads) {
-    const int column = i % columns;
-    combine_one<T>(a, plan, i / columns, job.begin + column, job.y + column, job.y_stride);
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    const bool is_dry = pass == 0;
+    if (!is_dry) {
+      wait_for_previous_kernel();
+      let_next_kernel_start();
+    }
+    stream.run(is_dry);
+    __syncthreads();
+    combine<T>(a, plan, job.begin, job.end - job.begin, job.y, job.y_stride, is_dry);
+    __syncthreads();
   }
-  trace(1, 5);
 }
 
 template <typename T, Size kSize, int kM>
@@ -355,7 +346,6 @@ __global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
     fast_down(const __grid_constant__ DecodeArgs a, int shared_bytes, int prefetched_stages) {
   using Of = DownShapes<kSize, kM>;
   extern __shared__ __align__(128) char memory[];
-  trace(1, 0);
   touch(a);
   // The routing is older than `up`, which began when it was there.
   const Plan plan = build_plan<kStreamThreads>(memory, a, false, kMostTokens<kSize>);
