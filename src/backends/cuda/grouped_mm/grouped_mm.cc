@@ -12,11 +12,15 @@
 #include "backends/cuda/kernels/hopper_gemm.h"
 #include "backends/cuda/kernels/portable_gemm.h"
 #include "backends/cuda/kernels/routing.h"
+#include "core/str_cat.h"
 
 namespace cadre::cuda {
 namespace {
 
 constexpr int64_t kMaxChunkBytes = int64_t{4} << 30;  // of the rows between the products
+// Results of down up to this size stay in float32 on the portable path: few outputs show a third
+// rounding, and so few bytes cost nothing.
+constexpr int64_t kMaxFloatResults = int64_t{8} << 20;
 
 struct Prepared : CudaPrepared {
   Prepared(const ExpertsQuery& query, std::shared_ptr<const ExpertsWeights> weights)
@@ -63,7 +67,9 @@ class Call {
                     ? cleared_counts(config_, num_rows_, workspace, stream)
                     : nullptr),
         plan_(plan_routing(tokens.top_k_index, config_.num_experts, workspace, stream)),
-        wide_(workspace.allocate(bytes_of(config_.hidden_size))),
+        y_dtype_(dtype_for_results(num_rows_ * config_.hidden_size)),
+        wide_(workspace.allocate(static_cast<size_t>(num_rows_ * config_.hidden_size) *
+                                 size_of(y_dtype_))),
         h_(workspace.allocate(bytes_of(config_.intermediate_size))) {}
 
   static int64_t num_counts(const ExpertsConfig& c, int64_t num_rows) {
@@ -77,7 +83,7 @@ class Call {
     } else {
       portable_products();
     }
-    const TensorView y(wide_, dtype_, {num_rows_, config_.hidden_size}, stream_.device);
+    const TensorView y(wide_, y_dtype_, {num_rows_, config_.hidden_size}, stream_.device);
     combine(y, plan_.row_of_pair, tokens_.top_k_weights, tokens_.output, stream_);
   }
 
@@ -90,6 +96,11 @@ class Call {
         cudaMemsetAsync(counts, 0, static_cast<size_t>(num_counts(c, num_rows)) * sizeof(uint32_t),
                         stream_of(stream)));
     return counts;
+  }
+
+  DType dtype_for_results(int64_t count) const {
+    const bool is_small = count * 4 <= kMaxFloatResults;
+    return experts_.path != GroupedPath::kHopper && is_small ? DType::kF32 : dtype_;
   }
 
   size_t bytes_of(int64_t columns) const {
@@ -175,6 +186,7 @@ class Call {
     down.w = w.down;
     down.bias = w.down_bias;
     down.out = wide_;
+    down.out_dtype = y_dtype_;
     down.out_stride = config_.hidden_size;
     portable_gemm(down, stream_);
   }
@@ -198,13 +210,21 @@ class Call {
   int64_t num_rows_;
   uint32_t* counts_;
   RoutingPlan plan_;
-  void* wide_;  // [num_rows_, H]
-  void* h_;     // [num_rows_, I]
+  DType y_dtype_;  // of the results of down
+  void* wide_;     // [num_rows_, H]
+  void* h_;        // [num_rows_, I]
 };
 
 class GroupedMm : public ExpertsBackend {
  public:
-  Support supports(const ExpertsQuery& query) const override { return supports_plain(query); }
+  Support supports(const ExpertsQuery& query) const override {
+    Support support = supports_plain(query);
+    if (query.config.num_experts > kMaxRoutedExperts) {
+      support.reasons.push_back(str_cat("sorts pairs of up to ", kMaxRoutedExperts,
+                                        " experts, these are ", query.config.num_experts));
+    }
+    return support;
+  }
 
   std::unique_ptr<PreparedExperts> prepare(const ExpertsQuery& query,
                                            std::shared_ptr<const ExpertsWeights> weights) override {
@@ -219,7 +239,8 @@ class GroupedMm : public ExpertsBackend {
     const auto padded = [](int64_t bytes) { return Workspace::padded(static_cast<size_t>(bytes)); };
     return padded(Call::num_counts(query.config, pairs) * static_cast<int64_t>(sizeof(uint32_t))) +
            routing_plan_bytes(pairs, query.config.num_experts) +
-           padded(pairs * query.config.hidden_size * element) +
+           padded(std::max(pairs * query.config.hidden_size * element,
+                           std::min(pairs * query.config.hidden_size * 4, kMaxFloatResults))) +
            padded(pairs * query.config.intermediate_size * element);
   }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "cadre/experts.h"
@@ -69,8 +70,8 @@ class Experts {
   Experts(const Case& c, const Stream& stream)
       : c_(c),
         stream_(stream),
-        gate_up_(c.dtype, {c.config.num_experts, rows_of_up(), c.config.hidden_size}),
-        down_(c.dtype, {c.config.num_experts, c.config.hidden_size, c.config.intermediate_size}),
+        gate_up_(c.dtype, weight_shape(rows_of_up(), c.config.hidden_size)),
+        down_(c.dtype, weight_shape(c.config.hidden_size, c.config.intermediate_size)),
         gate_up_bias_(DType::kF32, {c.config.num_experts, rows_of_up()}),
         down_bias_(DType::kF32, {c.config.num_experts, c.config.hidden_size}),
         x_(c.dtype, {c.tokens, c.config.hidden_size + c.row_gap}),
@@ -158,6 +159,10 @@ class Experts {
 
  private:
   int64_t rows_of_up() const { return c_.config.intermediate_size * (c_.config.has_gate ? 2 : 1); }
+  Dims weight_shape(int64_t rows, int64_t columns) const {
+    if (c_.config.is_transposed) std::swap(rows, columns);
+    return {c_.config.num_experts, rows, columns};
+  }
   float uniform() { return static_cast<float>(random_() >> 8) * 0x1p-24f; }
   void fill(const Both& b, float deviation) {
     for (int64_t i = 0; i < b.host().numel(); ++i) {

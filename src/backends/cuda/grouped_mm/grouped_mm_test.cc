@@ -136,6 +136,26 @@ TEST_F(GroupedMm, ReadsInterleavedRows) {
   EXPECT_LE(experts.run(), experts.bound());
 }
 
+// f32, transposed weights, sizes that are no multiple of 8: choose_path() gives them to the
+// portable kernels on every GPU.
+TEST_F(GroupedMm, RunsWhatTheHopperKernelsDoNotTake) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const bool transposed : {false, true}) {
+      Case c;
+      c.tokens = 130;
+      c.dtype = dtype;
+      c.config.is_transposed = transposed;
+      c.config.has_bias = transposed;
+      if (!transposed) {
+        c.config.hidden_size = 60;
+        c.config.intermediate_size = 44;
+      }
+      Experts experts(c, stream());
+      EXPECT_LE(experts.run(), experts.bound()) << name_of(dtype) << " " << transposed;
+    }
+  }
+}
+
 TEST_F(GroupedMm, KeepsNanToTheTokensThatMeetIt) {
   Case c;
   c.tokens = 260;

@@ -1,6 +1,5 @@
 // Times of grouped_mm on a Hopper GPU, whole and by part, from replayed graphs, with the ceilings
 // of the same run. Built by its own target. hopper_bench [shape prefix] [T ...]
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "backends/cuda/device/check.h"
+#include "backends/cuda/grouped_mm/hopper_bench_truth.cuh"
 #include "backends/cuda/grouped_mm/weight_layout.h"
 #include "backends/cuda/kernels/ceilings.h"
 #include "backends/cuda/kernels/hopper_gemm.h"
@@ -33,8 +33,8 @@ constexpr Device kDevice = {DeviceType::kCuda, 0};
 struct Shape {
   const char* name;
   int64_t experts, top_k, hidden, intermediate;
-  double deepgemm_us[3][2];  // gate_up, down at T = 1024, 4096, 16384
-                             // (facts/GPU_KERNELS.md)
+  // DeepGEMM 2.6.1 on an H200 that reached 778 TFLOP/s: gate_up, down at T = 1024, 4096, 16384.
+  double deepgemm_us[3][2];
 };
 
 const Shape kShapes[] = {
@@ -43,68 +43,6 @@ const Shape kShapes[] = {
     {"mixtral", 8, 2, 4096, 14336, {{851, 410}, {2623, 1356}, {11383, 5554}}},
     {"deepseek-v3", 256, 8, 7168, 2048, {{3766, 1880}, {4831, 2289}, {12795, 6588}}},
 };
-
-__device__ float random_value(uint64_t i,
-                              uint64_t seed) {  // uniform, variance 1
-  uint64_t z = i * 0x9E3779B97F4A7C15ull + seed;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  z ^= z >> 31;
-  return (static_cast<float>(z >> 40) / 16777216.0f - 0.5f) * 3.4641016f;
-}
-
-__global__ void fill_random(__nv_bfloat16* to, int64_t count, float scale, uint64_t seed) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
-       i += step) {
-    to[i] = __float2bfloat16(scale * random_value(static_cast<uint64_t>(i), seed));
-  }
-}
-
-// out[r] = sum over k of x[r] w[r], double; one block a (row, column).
-struct Truth {
-  const __nv_bfloat16* x;  // [H] rows by token
-  const __nv_bfloat16* gate_up;
-  const __nv_bfloat16* down;
-  int64_t hidden, intermediate;
-};
-
-__device__ double dot(const __nv_bfloat16* w, const __nv_bfloat16* x, int64_t n) {
-  double sum = 0;
-  for (int64_t i = threadIdx.x % 32; i < n; i += 32) {
-    sum +=
-        static_cast<double>(__bfloat162float(w[i])) * static_cast<double>(__bfloat162float(x[i]));
-  }
-  for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(~0u, sum, s);
-  return sum;
-}
-__device__ double dot(const __nv_bfloat16* w, const double* x, int64_t n) {
-  double sum = 0;
-  for (int64_t i = threadIdx.x % 32; i < n; i += 32) {
-    sum += static_cast<double>(__bfloat162float(w[i])) * x[i];
-  }
-  for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(~0u, sum, s);
-  return sum;
-}
-
-__global__ void truth_h(Truth t, const int64_t* tokens, const int64_t* experts, double* h) {
-  const int64_t pair = blockIdx.y;
-  const int64_t i = blockIdx.x * 8 + threadIdx.x / 32;
-  if (i >= t.intermediate) return;
-  const __nv_bfloat16* w = t.gate_up + experts[pair] * 2 * t.intermediate * t.hidden;
-  const __nv_bfloat16* x = t.x + tokens[pair] * t.hidden;
-  const double gate = dot(w + i * t.hidden, x, t.hidden);
-  const double up = dot(w + (t.intermediate + i) * t.hidden, x, t.hidden);
-  if (threadIdx.x % 32 == 0) h[pair * t.intermediate + i] = gate / (1 + exp(-gate)) * up;
-}
-__global__ void truth_y(Truth t, const int64_t* experts, const double* h, double* y) {
-  const int64_t pair = blockIdx.y;
-  const int64_t i = blockIdx.x * 8 + threadIdx.x / 32;
-  if (i >= t.hidden) return;
-  const double v = dot(t.down + (experts[pair] * t.hidden + i) * t.intermediate,
-                       h + pair * t.intermediate, t.intermediate);
-  if (threadIdx.x % 32 == 0) y[pair * t.hidden + i] = v;
-}
 
 template <typename T>
 std::shared_ptr<void> upload(const std::vector<T>& values) {
@@ -241,127 +179,176 @@ double check(const Layer& layer, const void* x, const std::vector<int64_t>& ids,
   return std::sqrt(difference / norm);
 }
 
-void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const Stream& stream) {
-  const Shape& s = layer.shape;
+// One call's tensors on the device, and what they were made from.
+struct Call {
   std::vector<int64_t> ids;
-  std::vector<float> routing;
-  draw_ids(s, num_tokens, ids, routing);
-  const int64_t pairs = num_tokens * s.top_k;
-  const auto x = random_bf16(num_tokens * s.hidden, 1.0f, 17);
-  const auto d_ids = upload(ids);
-  const auto d_routing = upload(routing);
-  const auto out = allocate_shared_memory(kDevice, static_cast<size_t>(num_tokens * s.hidden) * 2);
-  CADRE_CUDA_CHECK(cudaMemset(out.get(), 0xff, static_cast<size_t>(num_tokens * s.hidden) * 2));
-  RoutedTokens call;
-  call.hidden_states = TensorView(x.get(), DType::kBF16, {num_tokens, s.hidden}, kDevice);
-  call.top_k_index = TensorView(d_ids.get(), DType::kI64, {num_tokens, s.top_k}, kDevice);
-  call.top_k_weights = TensorView(d_routing.get(), DType::kF32, {num_tokens, s.top_k}, kDevice);
-  call.output = MutableTensorView(out.get(), DType::kBF16, {num_tokens, s.hidden}, kDevice);
+  std::vector<float> weights;
+  std::shared_ptr<void> x, d_ids, d_weights, out;
+  RoutedTokens tokens;
+};
 
-  const auto backend = make_grouped_mm();
-  const auto prepared = backend->prepare(layer.query, layer.weights);
-  Workspace workspace(kDevice, backend->workspace_bytes(layer.query, num_tokens, 1));
-  CADRE_CUDA_CHECK(cudaDeviceSynchronize());
-  const int repeats = num_tokens * s.hidden * s.intermediate > int64_t{1} << 36 ? 7 : 21;
-  const double whole =
-      graph_us(stream, repeats, [&] { backend->forward(*prepared, call, workspace, stream); });
-  const double error = check(layer, x.get(), ids, routing, out.get(), num_tokens);
+Call make_call(const Shape& s, int64_t num_tokens) {
+  Call c;
+  draw_ids(s, num_tokens, c.ids, c.weights);
+  const auto bytes = static_cast<size_t>(num_tokens * s.hidden) * 2;
+  c.x = random_bf16(num_tokens * s.hidden, 1.0f, 17);
+  c.d_ids = upload(c.ids);
+  c.d_weights = upload(c.weights);
+  c.out = allocate_shared_memory(kDevice, bytes);
+  CADRE_CUDA_CHECK(cudaMemset(c.out.get(), 0xff, bytes));
+  const Dims wide = {num_tokens, s.hidden}, narrow = {num_tokens, s.top_k};
+  c.tokens.hidden_states = TensorView(c.x.get(), DType::kBF16, wide, kDevice);
+  c.tokens.top_k_index = TensorView(c.d_ids.get(), DType::kI64, narrow, kDevice);
+  c.tokens.top_k_weights = TensorView(c.d_weights.get(), DType::kF32, narrow, kDevice);
+  c.tokens.output = MutableTensorView(c.out.get(), DType::kBF16, wide, kDevice);
+  return c;
+}
 
-  // The parts.
-  Workspace space(kDevice, backend->workspace_bytes(layer.query, num_tokens, 1) + 4096);
-  CADRE_CUDA_CHECK(cudaDeviceSynchronize());
-  const Workspace::Scope scope(space);
-  RoutingPlan plan;
-  const double plan_us = graph_us(stream, 21, [&] {
-    const Workspace::Scope inner(space);
-    plan = plan_routing(call.top_k_index, s.experts, space, stream);
-  });
-  plan = plan_routing(call.top_k_index, s.experts, space, stream);
-  void* wide = space.allocate(static_cast<size_t>(pairs * s.hidden) * 2);
-  void* h = space.allocate(static_cast<size_t>(pairs * s.intermediate) * 2);
-  HopperGemm gemm;
-  const auto count_bytes = static_cast<size_t>(hopper_gemm_counts(true, pairs, s.experts)) * 4;
-  gemm.counts = static_cast<uint32_t*>(space.allocate(count_bytes));
-  const auto clear = [&] {
-    CADRE_CUDA_CHECK(cudaMemsetAsync(gemm.counts, 0, count_bytes, stream_of(stream)));
-  };
-  gemm.num_experts = s.experts;
-  gemm.max_rows = pairs;
-  gemm.expert_offsets = plan.expert_offsets;
-  CudaPrepared addresses(layer.query, layer.weights);
-  const ExpertsConfig& c = layer.query.config;
-  HopperGemm up = gemm;
-  up.n = s.intermediate;
-  up.k = s.hidden;
-  up.rows =
-      make_tensor_map({DType::kBF16, wide, s.hidden, pairs, 1, s.hidden, 0}, kHopperRowBox, false);
-  up.weights =
-      make_tensor_map(gate_layout(c, DType::kBF16, addresses.device), kHopperWeightBox, true);
-  up.up_weights =
-      make_tensor_map(up_layout(c, DType::kBF16, addresses.device), kHopperWeightBox, true);
-  up.gated = true;
-  up.pair_of_row = plan.pair_of_row;
-  up.top_k = s.top_k;
-  up.x = x.get();
-  up.x_stride = s.hidden;
-  up.sorted = wide;
-  up.gate = gate_function(c);
-  up.out = h;
-  up.out_stride = s.intermediate;
-  const double up_us = graph_us(stream, repeats, [&] {
-    clear();
-    hopper_gemm(up, stream);
-  });
-  HopperGemm sorted = up;  // rows in order beforehand, as DeepGEMM has them
-  sorted.pair_of_row = nullptr;
-  const double sorted_us = graph_us(stream, repeats, [&] {
-    clear();
-    hopper_gemm(sorted, stream);
-  });
-  HopperGemm down = gemm;
-  down.n = s.hidden;
-  down.k = s.intermediate;
-  down.rows = make_tensor_map({DType::kBF16, h, s.intermediate, pairs, 1, s.intermediate, 0},
-                              kHopperRowBox, false);
-  down.weights =
-      make_tensor_map(down_layout(c, DType::kBF16, addresses.device), kHopperWeightBox, true);
-  down.up_weights = down.weights;
-  down.out = wide;
-  down.out_stride = s.hidden;
-  const double down_us = graph_us(stream, repeats, [&] {
-    clear();
-    hopper_gemm(down, stream);
-  });
-  const TensorView y(wide, DType::kBF16, {pairs, s.hidden}, kDevice);
-  const double combine_us = graph_us(
-      stream, 21, [&] { combine(y, plan.row_of_pair, call.top_k_weights, call.output, stream); });
+// Microseconds.
+struct Times {
+  double whole = 0, plan = 0, gate_up = 0, gate_up_sorted = 0, down = 0, combine = 0;
+};
 
-  const double flops =
-      6.0 * static_cast<double>(pairs) * static_cast<double>(s.hidden * s.intermediate);
-  std::set<int64_t> active(ids.begin(), ids.end());
-  const double bytes =
-      static_cast<double>(active.size()) * 6.0 * static_cast<double>(s.hidden * s.intermediate);
+// The calls of grouped_mm one by one, in memory of their own.
+class Parts {
+ public:
+  Parts(const Layer& layer, const Call& call, Workspace& space, const Stream& stream)
+      : s_(layer.shape),
+        call_(call),
+        stream_(stream),
+        addresses_(layer.query, layer.weights),
+        pairs_(call.tokens.top_k_index.numel()),
+        plan_(plan_routing(call.tokens.top_k_index, s_.experts, space, stream)),
+        wide_(space.allocate(static_cast<size_t>(pairs_ * s_.hidden) * 2)),
+        h_(space.allocate(static_cast<size_t>(pairs_ * s_.intermediate) * 2)),
+        count_bytes_(static_cast<size_t>(hopper_gemm_counts(true, pairs_, s_.experts)) * 4),
+        counts_(static_cast<uint32_t*>(space.allocate(count_bytes_))) {}
+
+  void measure(int repeats, Times& times) {
+    HopperGemm up = gate_up();
+    times.gate_up = gemm_us(up, repeats);
+    up.pair_of_row = nullptr;  // rows in order beforehand, as DeepGEMM has them
+    times.gate_up_sorted = gemm_us(up, repeats);
+    times.down = gemm_us(down(), repeats);
+    const TensorView y(wide_, DType::kBF16, {pairs_, s_.hidden}, kDevice);
+    times.combine = graph_us(stream_, 21, [&] {
+      combine(y, plan_.row_of_pair, call_.tokens.top_k_weights, call_.tokens.output, stream_);
+    });
+  }
+
+ private:
+  HopperGemm base() const {
+    HopperGemm g;
+    g.num_experts = s_.experts;
+    g.expert_offsets = plan_.expert_offsets;
+    g.counts = counts_;
+    g.max_rows = pairs_;
+    return g;
+  }
+
+  CUtensorMap rows(void* data, int64_t columns) const {
+    return make_tensor_map({DType::kBF16, data, columns, pairs_, 1, columns, 0}, kHopperRowBox,
+                           false);
+  }
+
+  HopperGemm gate_up() const {
+    const ExpertsConfig& c = addresses_.query.config;
+    HopperGemm up = base();
+    up.n = up.out_stride = s_.intermediate;
+    up.k = up.x_stride = s_.hidden;
+    up.rows = rows(wide_, s_.hidden);
+    up.pair_of_row = plan_.pair_of_row;
+    up.top_k = s_.top_k;
+    up.x = call_.x.get();
+    up.sorted = wide_;
+    up.weights =
+        make_tensor_map(gate_layout(c, DType::kBF16, addresses_.device), kHopperWeightBox, true);
+    up.up_weights =
+        make_tensor_map(up_layout(c, DType::kBF16, addresses_.device), kHopperWeightBox, true);
+    up.gated = true;
+    up.gate = gate_function(c);
+    up.out = h_;
+    return up;
+  }
+
+  HopperGemm down() const {
+    HopperGemm down = base();
+    down.n = down.out_stride = s_.hidden;
+    down.k = s_.intermediate;
+    down.rows = rows(h_, s_.intermediate);
+    down.weights = down.up_weights =
+        make_tensor_map(down_layout(addresses_.query.config, DType::kBF16, addresses_.device),
+                        kHopperWeightBox, true);
+    down.out = wide_;
+    return down;
+  }
+
+  double gemm_us(const HopperGemm& gemm, int repeats) const {
+    return graph_us(stream_, repeats, [&] {
+      CADRE_CUDA_CHECK(cudaMemsetAsync(counts_, 0, count_bytes_, stream_of(stream_)));
+      hopper_gemm(gemm, stream_);
+    });
+  }
+
+  const Shape& s_;
+  const Call& call_;
+  const Stream& stream_;
+  CudaPrepared addresses_;
+  int64_t pairs_;
+  RoutingPlan plan_;
+  void* wide_;
+  void* h_;
+  size_t count_bytes_;
+  uint32_t* counts_;
+};
+
+void print(const Shape& s, const Call& call, const Times& t, const Limits& limits, double error) {
+  const int64_t num_tokens = call.tokens.hidden_states.dim(0);
+  const double layer = 6.0 * static_cast<double>(s.hidden * s.intermediate);
+  const double flops = layer * static_cast<double>(call.ids.size());
+  const std::set<int64_t> active(call.ids.begin(), call.ids.end());
+  const double bytes = layer * static_cast<double>(active.size());
   const double floor_us = std::max(flops / limits.flops, bytes / limits.bytes) * 1e6;
   std::printf(
-      "%-11s T %5lld | whole %8.1f us %6.1f TF %4.1f%% dense | floor "
-      "%7.1f us %4.1f%% (bytes "
-      "%4.1f%%)"
-      " | plan %5.1f sort+up %8.1f up %8.1f (%5.1f TF) down %7.1f "
-      "(%5.1f TF) combine %6.1f",
-      s.name, static_cast<long long>(num_tokens), whole, flops / whole * 1e-6,
-      flops / whole * 1e8 / limits.flops, floor_us, floor_us / whole * 100,
-      bytes / limits.bytes * 1e8 / whole, plan_us, up_us, sorted_us,
-      flops * 2 / 3 / sorted_us * 1e-6, down_us, flops / 3 / down_us * 1e-6, combine_us);
+      "%-11s T %5lld | whole %8.1f us %6.1f TF %4.1f%% dense | floor %7.1f us %4.1f%% (bytes "
+      "%4.1f%%) | plan %5.1f gate_up %8.1f, rows sorted %8.1f (%5.1f TF) down %7.1f (%5.1f TF) "
+      "combine %6.1f",
+      s.name, static_cast<long long>(num_tokens), t.whole, flops / t.whole * 1e-6,
+      flops / t.whole * 1e8 / limits.flops, floor_us, floor_us / t.whole * 100,
+      bytes / limits.bytes * 1e8 / t.whole, t.plan, t.gate_up, t.gate_up_sorted,
+      flops * 2 / 3 / t.gate_up_sorted * 1e-6, t.down, flops / 3 / t.down * 1e-6, t.combine);
   const int column = num_tokens == 1024 ? 0 : num_tokens == 4096 ? 1 : num_tokens == 16384 ? 2 : -1;
   if (column >= 0) {
     const double scale = 778e12 / limits.flops;
     const double peer_up = s.deepgemm_us[column][0] * scale;
     const double peer_down = s.deepgemm_us[column][1] * scale;
-    std::printf(" | DeepGEMM %.0f x%.2f, %.0f x%.2f", peer_up, peer_up / sorted_us, peer_down,
-                peer_down / down_us);
+    std::printf(" | DeepGEMM %.0f x%.2f, %.0f x%.2f", peer_up, peer_up / t.gate_up_sorted,
+                peer_down, peer_down / t.down);
   }
   std::printf(" | error %.2e\n", error);
   std::fflush(stdout);
+}
+
+void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const Stream& stream) {
+  const Shape& s = layer.shape;
+  const Call call = make_call(s, num_tokens);
+  const auto backend = make_grouped_mm();
+  const auto prepared = backend->prepare(layer.query, layer.weights);
+  Workspace workspace(kDevice, backend->workspace_bytes(layer.query, num_tokens, 1) + 4096);
+  CADRE_CUDA_CHECK(cudaDeviceSynchronize());
+  const int repeats = num_tokens * s.hidden * s.intermediate > int64_t{1} << 36 ? 7 : 21;
+  Times times;
+  times.whole = graph_us(stream, repeats,
+                         [&] { backend->forward(*prepared, call.tokens, workspace, stream); });
+  const double error =
+      check(layer, call.x.get(), call.ids, call.weights, call.out.get(), num_tokens);
+  times.plan = graph_us(stream, 21, [&] {
+    const Workspace::Scope scope(workspace);
+    plan_routing(call.tokens.top_k_index, s.experts, workspace, stream);
+  });
+  const Workspace::Scope scope(workspace);
+  Parts(layer, call, workspace, stream).measure(repeats, times);
+  print(s, call, times, limits, error);
 }
 
 }  // namespace
