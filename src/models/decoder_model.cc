@@ -7,6 +7,7 @@
 #include "cadre/error.h"
 #include "core/str_cat.h"
 #include "experts/stage_policy.h"
+#include "models/hook_observer.h"
 #include "models/host_memory.h"
 #include "models/implementation_map.h"
 #include "models/prepack.h"
@@ -15,44 +16,6 @@ namespace cadre {
 namespace {
 
 constexpr size_t kNameCapacity = 64;  // switching assigns names in place
-
-// Hands what lies on a GPU to the hooks as copies on the host, and brings routing back.
-class HookObserver final : public MoeObserver {
- public:
-  HookObserver(const MoeHooks& hooks, const Stream& stream) : hooks_(hooks), stream_(stream) {}
-
-  void on_routing(const MoeLayerView& view) override {
-    if (!hooks_.on_routing) return;
-    if (on_host()) return hooks_.on_routing(view.layer, view.top_k_index, view.top_k_weights);
-    const Tensor index = to_host(stream_, view.top_k_index);
-    const Tensor weights = to_host(stream_, view.top_k_weights);
-    synchronize(stream_);
-    hooks_.on_routing(view.layer, index, weights);
-    copy_tensor(index.view(), view.top_k_index, stream_);
-    copy_tensor(weights.view(), view.top_k_weights, stream_);
-    synchronize(stream_);
-  }
-
-  void on_output(const MoeLayerView& view) override {
-    if (!hooks_.on_output) return;
-    if (on_host()) {
-      return hooks_.on_output(
-          {view.layer, view.hidden_states, view.top_k_index, view.top_k_weights, view.output});
-    }
-    const Tensor x = to_host(stream_, view.hidden_states);
-    const Tensor index = to_host(stream_, view.top_k_index);
-    const Tensor weights = to_host(stream_, view.top_k_weights);
-    const Tensor output = to_host(stream_, view.output);
-    synchronize(stream_);
-    hooks_.on_output({view.layer, x.view(), index.view(), weights.view(), output.view()});
-  }
-
- private:
-  bool on_host() const { return stream_.device.type == DeviceType::kCpu; }
-
-  const MoeHooks& hooks_;
-  const Stream& stream_;
-};
 
 bool on_cpu(const ModelInfo& info) { return info.device.type == DeviceType::kCpu; }
 
@@ -185,7 +148,7 @@ void DecoderModel::reserve(int64_t max_tokens) {
   }
   spans_.reserve(static_cast<size_t>(step));
   wanted_.reserve(static_cast<size_t>(step));
-  targets_.reserve(static_cast<size_t>(step));
+  outputs_.reserve(step);
   decoder_.reserve(step, stream_);
 }
 
@@ -279,12 +242,13 @@ void DecoderModel::run_steps(const ForwardInput& input, KvStore& store, const Ou
     const int64_t end = plan_step(input, store, begin);
     const auto ids =
         input.token_ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    const MutableTensorView logits = is_direct ? outcome.logits : gather_wanted();
-    if (outcome.request != nullptr) set_uniform(outcome.request->uniform);
-    run_step({ids, spans_, wanted_, logits}, store, outcome.request, observer);
-    if (outcome.request == nullptr && !is_direct) bring_logits(outcome.logits);
+    if (!is_direct && outputs_.begin(wanted_, info_.vocab_size, info_.device)) graphs_.clear();
+    if (outcome.request != nullptr) outputs_.set_uniform(outcome.request->uniform);
+    run_step({ids, spans_, wanted_, is_direct ? outcome.logits : outputs_.logits()}, store,
+             outcome.request, observer);
+    if (outcome.request == nullptr && !is_direct) outputs_.bring_logits(outcome.logits, stream_);
     synchronize(stream_);
-    if (outcome.request != nullptr) take_tokens(outcome.next);
+    if (outcome.request != nullptr) outputs_.take_tokens(outcome.next);
     begin = end;
   }
   // Only now, so that a forward that throws leaves the cache as it was.
@@ -293,72 +257,12 @@ void DecoderModel::run_steps(const ForwardInput& input, KvStore& store, const Ou
   }
 }
 
-MutableTensorView DecoderModel::gather_wanted() {
-  targets_.clear();
-  for (LogitsRow& row : wanted_) {
-    targets_.push_back(row.target);
-    row.target = static_cast<int64_t>(targets_.size()) - 1;
-  }
-  const auto rows = static_cast<int64_t>(wanted_.size());
-  if (!device_logits_ || device_logits_->dim(0) < rows) {
-    graphs_.clear();
-    device_logits_ = {};
-    device_logits_ = Tensor(DType::kF32, {rows, info_.vocab_size}, info_.device);
-    uniform_ = Tensor(DType::kF64, {rows}, info_.device);
-    drawn_ = Tensor(DType::kI32, {rows}, info_.device);
-    DeviceRuntime& runtime = device_runtime(info_.device);
-    host_uniform_ = runtime.allocate_pinned(uniform_->nbytes());
-    host_drawn_ = runtime.allocate_pinned(drawn_->nbytes());
-  }
-  return device_logits_->slice(0, rows);
-}
-
-void DecoderModel::bring_logits(const MutableTensorView& logits) {
-  for (size_t i = 0; i < targets_.size(); ++i) {
-    copy_tensor(device_logits_->slice(0, device_logits_->dim(0))[static_cast<int64_t>(i)],
-                logits[targets_[i]], stream_);
-  }
-}
-
-void DecoderModel::set_uniform(std::span<const double> uniform) {
-  if (uniform.empty()) return;
-  auto* numbers = static_cast<double*>(host_uniform_.get());
-  for (size_t i = 0; i < targets_.size(); ++i) {
-    numbers[i] = uniform[static_cast<size_t>(targets_[i])];
-  }
-}
-
-void DecoderModel::take_tokens(std::span<TokenId> next) const {
-  const auto* drawn = static_cast<const TokenId*>(host_drawn_.get());
-  for (size_t i = 0; i < targets_.size(); ++i) next[static_cast<size_t>(targets_[i])] = drawn[i];
-}
-
-// Puts a draw for each wanted row into the stream, with the copies of its numbers and tokens.
-void DecoderModel::draw(const DecoderStep& step, const SamplingOptions& options) {
-  const auto rows = static_cast<int64_t>(step.wanted.size());
-  if (rows == 0) return;
-  DeviceRuntime& runtime = device_runtime(info_.device);
-  SampleArgs args;
-  args.logits = step.logits;
-  args.temperature = options.temperature;
-  args.top_k = options.top_k;
-  args.top_p = options.top_p;
-  args.min_p = options.min_p;
-  args.uniform = uniform_->slice(0, rows);
-  args.ids = drawn_->slice(0, rows);
-  if (options.temperature != 0.0f) {
-    runtime.copy(uniform_->mutable_data(), host_uniform_.get(), args.uniform.nbytes(), stream_);
-  }
-  dense_ops(info_.device.type).sample(args, workspace_, stream_);
-  runtime.copy(host_drawn_.get(), drawn_->data(), args.ids.nbytes(), stream_);
-}
-
 void DecoderModel::run_step(const DecoderStep& step, KvStore& store, const SampleRequest* request,
                             MoeObserver* observer) {
   decoder_.set_inputs(step, stream_);
   const auto compute = [&] {
     decoder_.compute(step, store, workspace_, stream_, observer);
-    if (request != nullptr) draw(step, request->options);
+    if (request != nullptr) outputs_.draw(request->options, workspace_, stream_);
   };
   if (can_replay(step, observer)) {
     graphs_.run(key_of(step, store, request), stream_, compute);

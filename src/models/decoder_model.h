@@ -13,6 +13,7 @@
 #include "layers/decoder.h"
 #include "models/model_builder.h"
 #include "models/step_graphs.h"
+#include "models/step_outputs.h"
 
 namespace cadre {
 
@@ -73,13 +74,6 @@ class DecoderModel final : public Model {
                 MoeObserver* observer);
   bool can_replay(const DecoderStep& step, const MoeObserver* observer) const;
   StepKey key_of(const DecoderStep& step, const KvStore& store, const SampleRequest* request) const;
-  // Logits that do not go to the caller's memory directly: wanted_ then counts rows of
-  // device_logits_, targets_ says where they belong.
-  MutableTensorView gather_wanted();
-  void bring_logits(const MutableTensorView& logits);
-  void set_uniform(std::span<const double> uniform);
-  void take_tokens(std::span<TokenId> next) const;
-  void draw(const DecoderStep& step, const SamplingOptions& options);
   // Fills spans_ and wanted_ with the next piece that begins at token `begin`; returns its end.
   int64_t plan_step(const ForwardInput& input, const KvStore& store, int64_t begin);
   // Prepares, makes room, and only then switches; `name_of_group(group)` is empty for "as it is".
@@ -99,18 +93,13 @@ class DecoderModel final : public Model {
   Stream stream_;  // owned_stream_'s
   Workspace workspace_;
   bool use_graphs_ = true;
-  StepGraphs graphs_;                   // after all memory that graphs use
-  Tensor device_logits_;                // [rows, vocab_size] f32
-  Tensor uniform_;                      // [rows] f64, one for each row that is drawn
-  Tensor drawn_;                        // [rows] i32
-  std::shared_ptr<void> host_uniform_;  // pinned, the same on the host
-  std::shared_ptr<void> host_drawn_;
+  StepGraphs graphs_;  // after all memory that graphs use
+  StepOutputs outputs_;
   std::shared_ptr<std::atomic<size_t>> cache_bytes_;  // of all living caches
   // A forward's plan, sized by reserve().
   std::vector<SequenceSpan> spans_;
   std::vector<LogitsRow> wanted_;
-  std::vector<int64_t> targets_;  // of wanted rows in logits on the host
-  std::vector<size_t> pending_;   // choice per group during a switch
+  std::vector<size_t> pending_;  // choice per group during a switch
 };
 
 }  // namespace cadre
