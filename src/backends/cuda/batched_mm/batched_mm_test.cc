@@ -8,6 +8,9 @@
 #include <set>
 #include <vector>
 
+#include "backends/cuda/batched_mm/decode.h"
+#include "backends/cuda/device/check.h"
+#include "backends/cuda/device/device_runtime.h"
 #include "cadre/allocator.h"
 #include "cadre/experts.h"
 #include "cadre/float16.h"
@@ -563,6 +566,55 @@ TEST_F(BatchedMm, OtherTokensNeverMeetNaN) {
         EXPECT_EQ(out[i], clean[i]) << i;
       }
     }
+  }
+}
+
+// The fast kernels as another GPU would run them.
+TEST_F(BatchedMm, LittleSharedMemoryAndNoDependentLaunchesGiveTheSame) {
+  for (const int64_t tokens : {1, 5, 40}) {
+    Case c;
+    c.tokens = tokens;
+    c.config = {.num_experts = 6, .hidden_size = 192, .intermediate_size = 96, .top_k = 2};
+    Data data(c, stream());
+    const ExpertsConfig& f = c.config;
+    const cuda::CudaPrepared prepared(data.query(), data.weights());
+    const RoutedTokens call = data.tokens(true);
+    cuda::DecodeArgs a;
+    a.ids = call.top_k_index.data();
+    a.ids_stride = a.routing_weights_stride = f.top_k;
+    a.ids_are_64 = true;
+    a.routing_weights = call.top_k_weights.data();
+    a.num_tokens = static_cast<int>(tokens);
+    a.top_k = static_cast<int>(f.top_k);
+    a.num_experts = static_cast<int>(f.num_experts);
+    a.hidden = static_cast<int>(f.hidden_size);
+    a.intermediate = static_cast<int>(f.intermediate_size);
+    a.x = call.hidden_states.data();
+    a.x_stride = a.out_stride = f.hidden_size;
+    a.out = call.output.mutable_data();
+    a.out_is_f32 = true;
+    a.gate_function = cuda::gate_function(f);
+    a.gate = prepared.device.gate;
+    a.up = prepared.device.up;
+    a.down = prepared.device.down;
+    a.h_stride = f.intermediate_size;
+    const auto h = allocate_shared_memory(
+        kGpu, static_cast<size_t>(tokens * f.top_k * f.intermediate_size) * 2);
+    const auto y =
+        allocate_shared_memory(kGpu, static_cast<size_t>(tokens * f.top_k * f.hidden_size) * 4);
+    a.h = h.get();
+    a.y = static_cast<float*>(y.get());
+    cuda::DecodeDevice device;
+    device.num_sms = cuda::properties_of(0).num_multiprocessors;
+    device.stream = cuda::stream_of(stream());
+    for (const int kib : {99, 163}) {  // compute capabilities 8.6 and 8.0
+      device.shared_bytes = kib * 1024;
+      data.poison_output();
+      ASSERT_TRUE(cuda::decode_fast_bf16(a, device)) << kib;
+      expect_close(c, data.output(), data.reference());
+    }
+    device.shared_bytes = 48 * 1024;
+    EXPECT_FALSE(cuda::decode_fast_bf16(a, device));
   }
 }
 
