@@ -5,33 +5,10 @@
 #pragma once
 
 #include "backends/cuda/batched_mm/plan.cuh"
+#include "backends/cuda/batched_mm/shapes.h"
 #include "backends/cuda/batched_mm/tiles.cuh"
 
 namespace cadre::cuda {
-
-/// A ring of kStages stages for each of kWarps warps. A stage holds kChunk bytes (128 or 256) of
-/// 16 * kM rows of weights, the upper 8 * kM of them a half of their own (up beside gate), and of
-/// kTokens rows of tokens (1, or a multiple of 8).
-template <int kWarps_, int kM_, int kTokens_, int kChunk_, int kStages_>
-struct StreamShape {
-  static constexpr int kWarps = kWarps_;
-  static constexpr int kM = kM_;
-  static constexpr int kTokens = kTokens_;
-  static constexpr int kN = (kTokens + 7) / 8;
-  static constexpr int kChunk = kChunk_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kPieces = kChunk / 16;       // of a row, each 16 bytes
-  static constexpr int kRowsAtOnce = 32 / kPieces;  // that a warp copies in one instruction
-  static constexpr int kHalf = 8 * kM;
-  static constexpr int kHalfBytes = kHalf * kChunk;
-  static constexpr int kStageBytes = 2 * kHalfBytes + kTokens * kChunk;
-  static constexpr int kRingBytes = kStages * kStageBytes;
-  static constexpr int kPartFloats = kM * kN * 4 * 32;
-  static constexpr int kPartBytes = kPartFloats * 4;
-  static constexpr int kBytes = kWarps * (kRingBytes + 2 * kPartBytes);
-  // Sums of one output that are kept apart, so that products need not wait for each other.
-  static constexpr int kSets = kM * kN >= 4 ? 1 : 4 / (kM * kN);
-};
 
 /// The tokens of a tile: places in plan.row.
 struct TileTokens {
@@ -47,14 +24,6 @@ struct TileRows {
   int low_rows;
   int high_rows;
 };
-
-/// Where a tile's sum of row r (below 8 * kM, of the lower half) and a token lies among its sums;
-/// the upper half's lies kUpperHalf behind it.
-template <int kN>
-__host__ __device__ constexpr int place_of_sum(int r, int token) {
-  return ((r / 8 * kN + token / 8) * 4 + token % 2) * 32 + r % 8 * 4 + token % 8 / 2;
-}
-inline constexpr int kUpperHalf = 2 * 32;
 
 /// The matrix that all tiles multiply: rows of x or h.
 struct TokenRows {
