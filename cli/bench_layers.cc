@@ -238,16 +238,23 @@ double BenchCall::error_of_sample(const ExpertsWeights& weights, int64_t max_tok
   const int64_t hidden = config_.hidden_size;
   std::vector<double> truth(static_cast<size_t>(sample * hidden));
   const Tensor out(tokens_.output.dtype(), {sample, hidden});
+  const auto token = [&](int64_t i) { return sample == 1 ? 0 : i * (count - 1) / (sample - 1); };
+  std::vector<HostExperts> on_host;
   for (int64_t i = 0; i < sample; ++i) {
-    const int64_t t = sample == 1 ? 0 : i * (count - 1) / (sample - 1);
+    const int64_t t = token(i);
+    on_host.emplace_back(config_, weights, top_k_index_.view().slice(t, t + 1), stream_);
+    copy_tensor(tokens_.output[t], out.view()[i], stream_);
+  }
+  // The reference takes one thread; tokens do not depend on each other.
+  stream_.threads->parallel_for(sample, [&](int64_t i, int) {
+    const int64_t t = token(i);
     const RoutedTokens one{hidden_states_.view().slice(t, t + 1),
                            top_k_index_.view().slice(t, t + 1),
                            top_k_weights_.view().slice(t, t + 1),
                            {}};
-    const HostExperts on_host(config_, weights, one.top_k_index, stream_);
-    reference_forward(config_, on_host.get(), one, truth.data() + i * hidden);
-    copy_tensor(tokens_.output[t], out.view()[i], stream_);
-  }
+    reference_forward(config_, on_host[static_cast<size_t>(i)].get(), one,
+                      truth.data() + i * hidden);
+  });
   synchronize(stream_);
   return relative_error(out, truth);
 }

@@ -4,7 +4,7 @@ namespace cadre {
 
 int64_t decode_threshold(const ExpertsQuery& query) {
   if (query.device.type == DeviceType::kCpu) return 0;
-  return 16;
+  return 32;
 }
 
 }  // namespace cadre
