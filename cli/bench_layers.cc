@@ -6,7 +6,6 @@
 
 #include "cadre/error.h"
 #include "cadre/float16.h"
-#include "core/check.h"
 #include "core/device_runtime.h"
 #include "core/str_cat.h"
 #include "experts/host_experts.h"
@@ -16,13 +15,6 @@
 namespace cadre::cli {
 
 namespace {
-
-DType dtype_of(StorageFormat format) {
-  if (format == StorageFormat::kF32) return DType::kF32;
-  if (format == StorageFormat::kF16) return DType::kF16;
-  CADRE_ASSERT(format == StorageFormat::kBF16);
-  return DType::kBF16;
-}
 
 /// Random values are drawn once and repeated. Their number is a prime, so that no two rows of a
 /// matrix and no two experts begin at the same one.
@@ -118,7 +110,7 @@ std::string_view name_of(Routing routing) {
 
 size_t expert_bytes(const ExpertsConfig& config, StorageFormat format) {
   return static_cast<size_t>(3 * config.hidden_size * config.intermediate_size) *
-         size_of(dtype_of(format));
+         size_of(plain_dtype(format).value());
 }
 
 int64_t num_layers(const ExpertsQuery& query, size_t rotate_bytes, int64_t num_calls) {
@@ -133,7 +125,7 @@ std::vector<std::shared_ptr<const ExpertsWeights>> make_layers(const ExpertsQuer
                                                                uint64_t seed, const Stream& stream,
                                                                const ProgressCallback& progress) {
   const ExpertsConfig& c = query.config;
-  const DType dtype = dtype_of(query.format);
+  const DType dtype = plain_dtype(query.format).value();
   require_memory(
       more_bytes + expert_bytes(c, query.format) * static_cast<size_t>(c.num_experts * count),
       query.device);

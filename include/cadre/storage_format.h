@@ -28,6 +28,8 @@ std::string_view name_of(StorageFormat format);
 
 /// The plain format of a floating-point dtype; empty for every other dtype.
 std::optional<StorageFormat> plain_format(DType dtype);
+/// The other way round; empty for quantised formats.
+std::optional<DType> plain_dtype(StorageFormat format);
 
 /// True when the format needs scales.
 bool is_quantized(StorageFormat format);

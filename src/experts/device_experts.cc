@@ -23,11 +23,6 @@ float load_float(const void* data, DType dtype, int64_t index) {
   return static_cast<float>(load<BFloat16>(data, index));
 }
 
-DType dtype_of(StorageFormat format) {
-  if (format == StorageFormat::kF32) return DType::kF32;
-  return format == StorageFormat::kF16 ? DType::kF16 : DType::kBF16;
-}
-
 // All matrices of a projection as one tensor [E, rows, cols] on the device.
 class Uploader {
  public:
@@ -101,7 +96,7 @@ std::shared_ptr<const ExpertsWeights> copy_to_device(const ExpertsQuery& query,
   const int64_t hidden = query.config.hidden_size;
   const int64_t inner = query.config.intermediate_size;
   const ExpertsWeights& from = *weights;
-  Uploader uploader(query, dtype_of(from.format), stream);
+  Uploader uploader(query, plain_dtype(from.format).value(), stream);
   auto copy = std::make_shared<ExpertsWeights>();
   copy->device = query.device;
   copy->format = *plain_format(query.compute_dtype);

@@ -68,7 +68,7 @@ HostExperts::HostExperts(const ExpertsConfig& config, const ExpertsWeights& weig
     : weights_(weights) {
   if (weights.device.type == DeviceType::kCpu) return;
   const std::set<int64_t> named = named_experts(top_k_index, config.num_experts);
-  const size_t element = weights.format == StorageFormat::kF32 ? 4 : 2;
+  const size_t element = size_of(plain_dtype(weights.format).value());
   const size_t bias = size_of(weights.bias_dtype);
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   Copier copier(copies_, stream);

@@ -32,17 +32,9 @@ double element(const void* data, DType dtype, int64_t index) {
 }
 
 DType dtype_of(StorageFormat format) {
-  switch (format) {
-    case StorageFormat::kF32:
-      return DType::kF32;
-    case StorageFormat::kF16:
-      return DType::kF16;
-    case StorageFormat::kBF16:
-      return DType::kBF16;
-    default:
-      throw Unsupported(str_cat("reference_forward: expected float32, float16 or bfloat16 ",
-                                "weights, got ", name_of(format), "; dequantise them first"));
-  }
+  if (const std::optional<DType> dtype = plain_dtype(format)) return *dtype;
+  throw Unsupported(str_cat("reference_forward: expected float32, float16 or bfloat16 ",
+                            "weights, got ", name_of(format), "; dequantise them first"));
 }
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }

@@ -62,11 +62,10 @@ class ExpertsGroup {
 
   const Choice& active() const { return choices_[active_]; }
   /// What a step of this many tokens runs on: the active choice, or in place of grouped_mm a
-  /// prepared batched_mm when it has at most max_decode_tokens() tokens.
+  /// prepared batched_mm when it has no more tokens than set below.
   const Choice& choice_for(int64_t num_tokens) const;
   /// 0: the active choice at every size.
   void set_max_decode_tokens(int64_t num_tokens) { max_decode_tokens_ = num_tokens; }
-  int64_t max_decode_tokens() const { return max_decode_tokens_; }
   size_t num_choices() const { return choices_.size(); }
   size_t active_index() const { return active_; }
   /// Of packed forms, and of what backends prepared.

@@ -298,7 +298,10 @@ StepKey DecoderModel::key_of(const DecoderStep& step, const KvStore& store,
   for (const auto& group : groups_) {
     key.experts.push_back(group->choice_for(key.num_tokens).layers.front().get());
   }
-  if (request != nullptr) key.sampling = request->options;
+  if (request != nullptr) {
+    key.sampling = request->options;
+    key.sampling->seed = 0;  // the numbers come from outside
+  }
   return key;
 }
 

@@ -23,7 +23,7 @@ void release(const Checkpoint& checkpoint, const ExpertMatrix& matrix, int64_t r
 void release_expert(const Checkpoint& checkpoint, const ExpertsConfig& config,
                     const ExpertsWeights& weights, int64_t expert) {
   const auto e = static_cast<size_t>(expert);
-  const size_t element = weights.format == StorageFormat::kF32 ? 4 : 2;
+  const size_t element = size_of(plain_dtype(weights.format).value());
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   if (config.has_gate) release(checkpoint, weights.gate[e], inner, hidden, element);
   release(checkpoint, weights.up[e], inner, hidden, element);

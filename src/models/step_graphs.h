@@ -36,7 +36,6 @@ class StepGraphs {
   void run(const StepKey& key, const Stream& stream, FunctionRef<void()> work);
   /// Before memory that a graph uses goes or moves. The stream must be idle.
   void clear() { graphs_.clear(); }
-  size_t size() const { return graphs_.size(); }
 
  private:
   struct Entry {

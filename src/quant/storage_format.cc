@@ -27,6 +27,13 @@ std::optional<StorageFormat> plain_format(DType dtype) {
   }
 }
 
+std::optional<DType> plain_dtype(StorageFormat format) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    if (plain_format(dtype) == format) return dtype;
+  }
+  return std::nullopt;
+}
+
 bool is_quantized(StorageFormat format) { return format > StorageFormat::kBF16; }
 
 }  // namespace cadre

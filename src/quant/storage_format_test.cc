@@ -31,6 +31,17 @@ TEST(StorageFormat, PlainFormatsAreThoseOfTheComputeTypes) {
   }
 }
 
+TEST(StorageFormat, PlainDtypeIsTheOtherWayRound) {
+  for (int i = 0; i < kNumStorageFormats; ++i) {
+    const auto format = static_cast<StorageFormat>(i);
+    const auto dtype = plain_dtype(format);
+    EXPECT_EQ(dtype.has_value(), !is_quantized(format)) << name_of(format);
+    if (dtype) {
+      EXPECT_EQ(plain_format(*dtype), format);
+    }
+  }
+}
+
 TEST(StorageFormat, TheOtherFourAreQuantized) {
   std::set<StorageFormat> quantized;
   for (int i = 0; i < kNumStorageFormats; ++i) {

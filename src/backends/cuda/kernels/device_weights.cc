@@ -13,7 +13,9 @@
 namespace cadre::cuda {
 namespace {
 
-int64_t element_bytes(StorageFormat format) { return format == StorageFormat::kF32 ? 4 : 2; }
+int64_t element_bytes(StorageFormat format) {
+  return static_cast<int64_t>(size_of(plain_dtype(format).value()));
+}
 
 int64_t byte_distance(const void* from, const void* to) {
   return static_cast<const char*>(to) - static_cast<const char*>(from);
