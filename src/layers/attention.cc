@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "layers/kv_store.h"
-
 namespace cadre {
 namespace {
 
@@ -22,6 +20,13 @@ size_t Attention::workspace_bytes(const WorkspaceQuery& query) const {
          std::max(
              {query.linear(config_.hidden_size), query.linear_add(config_.hidden_size, q_width),
               query.ops.attention_workspace_bytes(shape, query.max_tokens, query.num_threads)});
+}
+
+CacheLayout Attention::cache_layout(DType compute_dtype) const {
+  const CacheTensor heads{.num_heads = config_.shape.num_kv_heads,
+                          .width = config_.shape.head_dim,
+                          .dtype = compute_dtype};
+  return {heads, heads};
 }
 
 Attention::Projections Attention::project(const TensorView& x,
@@ -44,9 +49,10 @@ void Attention::forward(const TensorView& x, MutableTensorView residual, int64_t
   const auto [q, k, v] = project(x, context);
   DenseOps& ops = context.ops;
   const KvStore& cache = context.cache;
+  const RopeAngles& rope = context.ropes[config_.rope];
   ops.finish_qkv({q, k, v, config_.qk_norm, weights_.q_norm, weights_.k_norm, config_.norm_eps,
-                  config_.clip_qkv, context.rope_cos, context.rope_sin, context.tokens,
-                  cache.keys(layer), cache.values(layer)},
+                  config_.clip_qkv, rope.cos, rope.sin, context.tokens, cache.keys(layer),
+                  cache.values(layer)},
                  context.stream);
   const MutableTensorView mixed = context.take(context.compute_dtype, q.shape());
   ops.attention({q, cache.keys(layer), cache.values(layer), context.tokens, config_.scale,

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "layers/forward_context.h"
+#include "layers/attention_block.h"
 
 namespace cadre {
 
@@ -15,6 +15,7 @@ struct AttentionConfig {
   QkNorm qk_norm = QkNorm::kNone;
   float norm_eps = 1e-6f;
   std::optional<float> clip_qkv = {};  // |q|, |k|, |v| <= this, after the norms
+  size_t rope = 0;                     // which of the decoder's
 };
 
 struct AttentionWeights {
@@ -26,16 +27,17 @@ struct AttentionWeights {
   TensorView k_norm;
 };
 
-class Attention {
+class Attention final : public AttentionBlock {
  public:
   Attention(const AttentionConfig& config, const AttentionWeights& weights)
       : config_(config), weights_(weights) {}
 
   const AttentionConfig& config() const { return config_; }
-  size_t workspace_bytes(const WorkspaceQuery& query) const;
-  /// residual += attention(x); stores keys and values of `layer`.
+  size_t workspace_bytes(const WorkspaceQuery& query) const override;
+  /// Keys and values.
+  CacheLayout cache_layout(DType compute_dtype) const override;
   void forward(const TensorView& x, MutableTensorView residual, int64_t layer,
-               const ForwardContext& context) const;
+               const ForwardContext& context) const override;
 
  private:
   struct Projections {

@@ -8,34 +8,48 @@
 namespace cadre {
 
 Decoder::Decoder(const DecoderConfig& config, DecoderWeights weights, DenseOps& ops)
-    : config_(config),
-      weights_(std::move(weights)),
-      ops_(ops),
-      rope_(rope_frequencies(config.rope)) {}
+    : config_(config), weights_(std::move(weights)), ops_(ops), angles_(config.ropes.size()) {
+  for (const RopeConfig& rope : config.ropes) ropes_.push_back({rope_frequencies(rope), {}});
+}
+
+std::vector<CacheLayout> Decoder::cache_layouts() const {
+  std::vector<CacheLayout> result;
+  for (const DecoderLayer& layer : weights_.layers) {
+    result.push_back(layer.attention->cache_layout(config_.compute_dtype));
+  }
+  return result;
+}
 
 size_t Decoder::workspace_bytes(int64_t max_tokens, int num_threads) const {
   const WorkspaceQuery query{ops_, max_tokens, config_.compute_dtype, num_threads};
   const int64_t hidden = config_.hidden_size;
   size_t block = query.tensor(DType::kF32, hidden) + query.linear(hidden);  // the head's
   for (const DecoderLayer& layer : weights_.layers) {
-    block = std::max(block, layer.attention.workspace_bytes(query));
+    block = std::max(block, layer.attention->workspace_bytes(query));
     if (const auto* mlp = std::get_if<Mlp>(&layer.feed_forward)) {
       block = std::max(block, query.tensor(DType::kF32, hidden) + mlp->workspace_bytes(query));
     } else {
       block = std::max(block, std::get<MoeBlock>(layer.feed_forward).workspace_bytes(query));
     }
   }
+  size_t angles = 0;
+  for (const RopeConfig& rope : config_.ropes) {
+    angles += 2 * query.tensor(DType::kF32, rope.rotary_dim / 2);
+  }
   return query.tensor(DType::kF32, hidden) + 2 * query.tensor(config_.compute_dtype, hidden) +
-         2 * query.tensor(DType::kF32, config_.rope.rotary_dim / 2) + block;
+         angles + block;
 }
 
 void Decoder::reserve(int64_t max_tokens, const Stream& stream) {
   plan_.reserve(max_tokens, stream.device);
-  if (inverse_frequencies_) return;
-  const auto half = static_cast<int64_t>(rope_.inverse.size());
-  inverse_frequencies_ = Tensor(DType::kF32, {half}, stream.device);
-  copy_tensor({rope_.inverse.data(), DType::kF32, {half}}, inverse_frequencies_, stream);
-  synchronize(stream);
+  for (Rope& rope : ropes_) {
+    if (rope.inverse) continue;
+    const std::vector<float>& inverse = rope.frequencies.inverse;
+    const Dims half{static_cast<int64_t>(inverse.size())};
+    rope.inverse = Tensor(DType::kF32, half, stream.device);
+    copy_tensor({inverse.data(), DType::kF32, half}, rope.inverse, stream);
+    synchronize(stream);
+  }
 }
 
 void Decoder::set_inputs(const DecoderStep& step, const Stream& stream) {
@@ -48,15 +62,15 @@ void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& worksp
   const StepTokens& tokens = plan_.tokens();
   const int64_t num_tokens = tokens.num_tokens();
   const Workspace::Scope scope(workspace);
-  ForwardContext context{ops_, workspace, stream,  config_.compute_dtype, tokens, {},
-                         {},   cache,     observer};
+  const ForwardContext context{ops_,   workspace, stream, config_.compute_dtype,
+                               tokens, angles_,   cache,  observer};
   const MutableTensorView residual = context.take(DType::kF32, {num_tokens, config_.hidden_size});
-  const Dims angles{num_tokens, static_cast<int64_t>(rope_.inverse.size())};
-  const MutableTensorView cos = context.take(DType::kF32, angles);
-  const MutableTensorView sin = context.take(DType::kF32, angles);
-  ops_.rope_angles(tokens.positions, inverse_frequencies_.view(), rope_.scale, cos, sin, stream);
-  context.rope_cos = cos;
-  context.rope_sin = sin;
+  for (size_t i = 0; i < ropes_.size(); ++i) {
+    const Dims shape{num_tokens, ropes_[i].inverse.view().dim(0)};
+    angles_[i] = {context.take(DType::kF32, shape), context.take(DType::kF32, shape)};
+    ops_.rope_angles(tokens.positions, ropes_[i].inverse.view(), ropes_[i].frequencies.scale,
+                     angles_[i].cos, angles_[i].sin, stream);
+  }
   ops_.embedding(plan_.token_ids(), weights_.embedding, residual, stream);
   const MutableTensorView routed = context.take(config_.compute_dtype, residual.shape());
   const TensorView pending = run_layers(residual, routed, context);
@@ -75,7 +89,7 @@ TensorView Decoder::run_layers(MutableTensorView residual, MutableTensorView rou
     } else {
       ops_.rms_norm(residual, layer.input_norm, config_.norm_eps, x, context.stream);
     }
-    layer.attention.forward(x, residual, l, context);
+    layer.attention->forward(x, residual, l, context);
     ops_.rms_norm(residual, layer.post_attention_norm, config_.norm_eps, x, context.stream);
     pending = {};
     if (const auto* moe = std::get_if<MoeBlock>(&layer.feed_forward)) {

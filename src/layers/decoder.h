@@ -8,8 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "layers/attention.h"
-#include "layers/kv_store.h"
+#include "layers/attention_block.h"
 #include "layers/moe_block.h"
 #include "layers/rope.h"
 #include "layers/step_plan.h"
@@ -18,7 +17,7 @@ namespace cadre {
 
 struct DecoderLayer {
   TensorView input_norm;
-  Attention attention;
+  std::unique_ptr<AttentionBlock> attention;
   TensorView post_attention_norm;
   std::variant<Mlp, MoeBlock> feed_forward;
 };
@@ -35,7 +34,7 @@ struct DecoderConfig {
   int64_t hidden_size = 0;
   float norm_eps = 1e-6f;
   DType compute_dtype = DType::kF32;
-  RopeConfig rope = {};
+  std::vector<RopeConfig> ropes = {};  // an attention names the one it takes
 };
 
 /// One step: at most reserved_tokens() new tokens.
@@ -53,9 +52,8 @@ class Decoder {
   const DecoderConfig& config() const { return config_; }
   int64_t num_layers() const { return static_cast<int64_t>(weights_.layers.size()); }
   const DecoderLayer& layer(int64_t i) const { return weights_.layers[static_cast<size_t>(i)]; }
-  const AttentionShape& attention_shape() const {
-    return weights_.layers.front().attention.config().shape;
-  }
+  /// Of every layer.
+  std::vector<CacheLayout> cache_layouts() const;
 
   size_t workspace_bytes(int64_t max_tokens, int num_threads) const;
   /// Memory of steps of up to max_tokens tokens, beside the workspace.
@@ -83,8 +81,12 @@ class Decoder {
   DecoderConfig config_;
   DecoderWeights weights_;
   DenseOps& ops_;
-  RopeFrequencies rope_;
-  Tensor inverse_frequencies_;  // rope_.inverse on the ops' device
+  struct Rope {
+    RopeFrequencies frequencies;
+    Tensor inverse;  // frequencies.inverse on the ops' device
+  };
+  std::vector<Rope> ropes_;
+  std::vector<RopeAngles> angles_;  // of the step under way
   StepPlan plan_;
 };
 

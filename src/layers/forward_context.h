@@ -1,6 +1,8 @@
 // What all blocks of a forward share.
 #pragma once
 
+#include <span>
+
 #include "cadre/stream.h"
 #include "cadre/tensor.h"
 #include "cadre/workspace.h"
@@ -28,14 +30,19 @@ class MoeObserver {
   virtual void on_output(const MoeLayerView& view) = 0;
 };
 
+/// Of a step's positions.
+struct RopeAngles {
+  MutableTensorView cos;  // [num_tokens, rotary_dim / 2] f32
+  MutableTensorView sin;
+};
+
 struct ForwardContext {
   DenseOps& ops;
   Workspace& workspace;
   const Stream& stream;
   DType compute_dtype;
   StepTokens tokens;
-  TensorView rope_cos;  // [num_tokens, half] f32
-  TensorView rope_sin;
+  std::span<const RopeAngles> ropes;  // as in DecoderConfig
   KvStore& cache;
   MoeObserver* observer;  // may be null
 

@@ -4,27 +4,49 @@
 #include "core/checked_math.h"
 
 namespace cadre {
+namespace {
 
-std::optional<size_t> kv_bytes(const KvShape& shape) {
-  std::optional<int64_t> bytes = 2 * static_cast<int64_t>(size_of(shape.dtype));
-  for (const int64_t factor : {shape.num_layers, shape.num_sequences, shape.num_kv_heads,
-                               shape.max_tokens, shape.head_dim}) {
+// Padded, so that the next tensor is aligned.
+std::optional<int64_t> tensor_bytes(const CacheTensor& tensor, const KvShape& shape) {
+  std::optional<int64_t> bytes = static_cast<int64_t>(size_of(tensor.dtype));
+  for (const int64_t factor :
+       {shape.num_sequences, tensor.num_heads, tensor.rows(shape.max_tokens), tensor.width}) {
     if (bytes) bytes = checked_multiply(*bytes, factor);
   }
-  if (!bytes) return std::nullopt;
-  return static_cast<size_t>(*bytes);
+  constexpr auto kAlignment = static_cast<int64_t>(KvStore::kAlignment);
+  if (bytes) bytes = checked_add(*bytes, kAlignment - 1);
+  if (bytes) bytes = *bytes / kAlignment * kAlignment;
+  return bytes;
+}
+
+}  // namespace
+
+std::optional<size_t> kv_bytes(const KvShape& shape) {
+  std::optional<int64_t> sum = 0;
+  for (const CacheLayout& layer : shape.layers) {
+    for (const CacheTensor& tensor : layer) {
+      const std::optional<int64_t> bytes = tensor_bytes(tensor, shape);
+      sum = bytes ? checked_add(*sum, *bytes) : std::nullopt;
+      if (!sum) return std::nullopt;
+    }
+  }
+  return static_cast<size_t>(*sum);
 }
 
 KvStore::KvStore(const KvShape& shape, Device device)
-    : shape_(shape),
-      memory_(shape.dtype,
-              {2 * shape.num_layers, shape.num_sequences, shape.num_kv_heads, shape.max_tokens,
-               shape.head_dim},
-              device),
-      lengths_(static_cast<size_t>(shape.num_sequences), 0) {
-  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    keys_.push_back(memory_.view()[2 * layer]);
-    values_.push_back(memory_.view()[2 * layer + 1]);
+    : shape_(shape), lengths_(static_cast<size_t>(shape.num_sequences), 0) {
+  const std::optional<size_t> bytes = kv_bytes(shape);
+  CADRE_ASSERT(bytes.has_value());
+  memory_ = Tensor(DType::kU8, {static_cast<int64_t>(*bytes)}, device);
+  auto* next = static_cast<std::byte*>(memory_.view().mutable_data());
+  for (const CacheLayout& layer : shape.layers) {
+    std::vector<MutableTensorView>& views = tensors_.emplace_back();
+    for (const CacheTensor& tensor : layer) {
+      const Dims dims{shape.num_sequences, tensor.num_heads, tensor.rows(shape.max_tokens),
+                      tensor.width};
+      views.emplace_back(next, tensor.dtype, dims, device);
+      next += *tensor_bytes(tensor, shape);
+    }
   }
 }
 

@@ -63,26 +63,41 @@ TEST(Rope, DefaultFrequenciesArePowersOfTheta) {
 }
 
 TEST(KvStore, BytesCountKeysAndValuesOfAllLayers) {
-  const KvShape shape{3, 2, 4, 10, 16, DType::kBF16};
+  const CacheTensor heads{.num_heads = 4, .width = 16, .dtype = DType::kBF16};
+  const KvShape shape{2, 10, {{heads, heads}, {heads, heads}, {heads, heads}}};
   EXPECT_EQ(kv_bytes(shape), size_t{2} * 3 * 2 * 4 * 10 * 16 * 2);
   EXPECT_EQ(KvStore(shape, {}).bytes(), *kv_bytes(shape));
 }
 
 TEST(KvStore, BytesThatOverflowAreNone) {
-  KvShape shape{1, 1, 1, 1, 1, DType::kF32};
-  shape.num_sequences = int64_t{1} << 59;
+  const CacheTensor one{.width = 1};
+  KvShape shape{int64_t{1} << 59, 1, {{one, one}}};
   EXPECT_TRUE(kv_bytes(shape).has_value());
-  shape.num_sequences = int64_t{1} << 60;
+  shape.num_sequences = int64_t{1} << 60;  // each tensor fits, both together do not
+  EXPECT_FALSE(kv_bytes(shape).has_value());
+  shape = {int64_t{1} << 40, int64_t{1} << 40, {{one}}};
   EXPECT_FALSE(kv_bytes(shape).has_value());
 }
 
+TEST(KvStore, ALayerMayKeepRowsOfSeveralTokensOrSoManyRows) {
+  const CacheTensor compressed{.width = 8, .tokens_per_row = 4};
+  const CacheTensor window{.width = 16, .fixed_rows = 5};
+  const KvStore store({2, 10, {{compressed}, {window, compressed}}}, {});
+  EXPECT_EQ(store.tensor(0, 0).shape(), (Dims{2, 1, 3, 8}));  // 10 tokens: three rows
+  EXPECT_EQ(store.tensor(1, 0).shape(), (Dims{2, 1, 5, 16}));
+  EXPECT_EQ(store.tensor(1, 1).shape(), (Dims{2, 1, 3, 8}));
+}
+
 TEST(KvStore, LayersDoNotOverlapAndLengthsStartAtZero) {
-  KvStore store({2, 2, 1, 3, 4, DType::kF32}, {});
+  const CacheTensor heads{.width = 4};
+  KvStore store({2, 3, {{heads, heads}, {heads, heads}}}, {});
   EXPECT_EQ(store.keys(0).shape(), (Dims{2, 1, 3, 4}));
   const auto* begin = store.keys(0).as<float>();
-  EXPECT_EQ(store.values(0).as<float>() - begin, 24);
-  EXPECT_EQ(store.keys(1).as<float>() - begin, 48);
-  EXPECT_EQ(store.values(1).as<float>() - begin, 72);
+  EXPECT_EQ(store.data(), begin);
+  EXPECT_EQ(store.values(0).as<float>() - begin, 64);  // 24 values, then up to 256 bytes
+  EXPECT_EQ(store.keys(1).as<float>() - begin, 128);
+  EXPECT_EQ(store.values(1).as<float>() - begin, 192);
+  EXPECT_EQ(store.bytes(), size_t{4 * 256});
   EXPECT_EQ(store.length(1), 0);
   store.set_length(1, 2);
   EXPECT_EQ(store.length(1), 2);

@@ -20,7 +20,7 @@ constexpr size_t kNameCapacity = 64;  // switching assigns names in place
 bool on_cpu(const ModelInfo& info) { return info.device.type == DeviceType::kCpu; }
 
 DecoderConfig decoder_config(const TextConfig& text, DType compute_dtype) {
-  return {text.vocab_size, text.hidden_size, text.norm_eps, compute_dtype, text.rope};
+  return {text.vocab_size, text.hidden_size, text.norm_eps, compute_dtype, {text.rope}};
 }
 
 }  // namespace
@@ -96,12 +96,6 @@ MemoryReport DecoderModel::memory() const {
   return report;
 }
 
-KvShape DecoderModel::cache_shape(int64_t num_sequences, int64_t max_tokens) const {
-  const AttentionShape& shape = decoder_.attention_shape();
-  return {decoder_.num_layers(), num_sequences,      shape.num_kv_heads, max_tokens,
-          shape.head_dim,        info_.compute_dtype};
-}
-
 std::unique_ptr<KvCache> DecoderModel::new_cache(int64_t num_sequences, int64_t max_tokens) {
   if (num_sequences < 1) {
     throw InvalidArgument(str_cat("new_cache: expected at least 1 sequence, got ", num_sequences));
@@ -111,7 +105,7 @@ std::unique_ptr<KvCache> DecoderModel::new_cache(int64_t num_sequences, int64_t 
                                   info_.max_position_embeddings,
                                   "] (the context of this model), got ", max_tokens));
   }
-  const KvShape shape = cache_shape(num_sequences, max_tokens);
+  const KvShape shape{num_sequences, max_tokens, decoder_.cache_layouts()};
   const std::optional<size_t> bytes = kv_bytes(shape);
   const std::optional<size_t> available =
       on_cpu(info_) ? available_host_memory()
@@ -292,7 +286,7 @@ StepKey DecoderModel::key_of(const DecoderStep& step, const KvStore& store,
   StepKey key;
   key.num_tokens = static_cast<int64_t>(step.token_ids.size());
   key.logits = step.logits.data();
-  key.cache = store.keys(0).data();
+  key.cache = store.data();
   key.cache_sequences = store.shape().num_sequences;
   key.cache_tokens = store.shape().max_tokens;
   for (const auto& group : groups_) {

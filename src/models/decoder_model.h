@@ -65,7 +65,6 @@ class DecoderModel final : public Model {
     std::span<TokenId> next = {};            // go here
   };
 
-  KvShape cache_shape(int64_t num_sequences, int64_t max_tokens) const;
   Cache& check_input(const ForwardInput& input, KvCache& cache) const;
   void check_logits(const ForwardInput& input, const TensorView& logits) const;
   void run_steps(const ForwardInput& input, KvStore& store, const Outcome& outcome,

@@ -62,8 +62,9 @@ AttentionConfig ModelBuilder::attention_config() const {
   return config;
 }
 
-Attention ModelBuilder::attention(const std::string& prefix, AttentionConfig config, bool qkv_bias,
-                                  bool o_bias) {
+std::unique_ptr<AttentionBlock> ModelBuilder::attention(const std::string& prefix,
+                                                        AttentionConfig config, bool qkv_bias,
+                                                        bool o_bias) {
   const int64_t hidden = config.hidden_size;
   const int64_t q_width = config.shape.num_heads * config.shape.head_dim;
   const int64_t kv_width = config.shape.num_kv_heads * config.shape.head_dim;
@@ -77,7 +78,7 @@ Attention ModelBuilder::attention(const std::string& prefix, AttentionConfig con
     weights.q_norm = norm(prefix + "q_norm.weight", per_head ? config.shape.head_dim : q_width);
     weights.k_norm = norm(prefix + "k_norm.weight", per_head ? config.shape.head_dim : kv_width);
   }
-  return {config, weights};
+  return std::make_unique<Attention>(config, weights);
 }
 
 Mlp ModelBuilder::mlp(const std::string& prefix, int64_t intermediate_size, std::string_view part) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "layers/attention.h"
 #include "layers/decoder.h"
 #include "models/text_config.h"
 #include "models/weight_loader.h"
@@ -61,8 +62,8 @@ class ModelBuilder {
                        std::string_view part);
   /// q_proj, k_proj, v_proj, o_proj and, when the config has them, q_norm and k_norm under
   /// `prefix`.
-  Attention attention(const std::string& prefix, AttentionConfig config, bool qkv_bias,
-                      bool o_bias);
+  std::unique_ptr<AttentionBlock> attention(const std::string& prefix, AttentionConfig config,
+                                            bool qkv_bias, bool o_bias);
   /// The common attention config of the family; refine before attention().
   AttentionConfig attention_config() const;
   /// gate_proj, up_proj, down_proj under `prefix`.
