@@ -11,6 +11,10 @@ set_target_properties(cadre PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
 # A consumer compiles as C++20 and links the same static libraries; the package file makes these two targets.
 target_compile_features(cadre PUBLIC cxx_std_20)
 target_link_libraries(cadre PUBLIC $<INSTALL_INTERFACE:cadre::pcre2> $<INSTALL_INTERFACE:cadre::utf8proc>)
+foreach(package IN LISTS CADRE_IMAGE_PACKAGES)
+  string(REGEX REPLACE ":.*" "" name ${package})
+  target_link_libraries(cadre PUBLIC $<INSTALL_INTERFACE:cadre::${name}>)
+endforeach()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cadre)
 install(TARGETS cadre EXPORT cadre ARCHIVE COMPONENT library FILE_SET HEADERS COMPONENT library)

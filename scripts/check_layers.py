@@ -40,9 +40,10 @@ PUBLIC = {
     "float16.h": "core", "function_ref.h": "core", "stream.h": "core", "tensor.h": "core",
     "thread_pool.h": "core", "token_id.h": "core", "version.h": "core", "workspace.h": "core",
     "storage_format.h": "quant",
+    "image.h": "io",
     "experts.h": "experts",
     "model.h": "models", "sampling.h": "models",
-    "generation.h": "generation", "tokenizer.h": "generation",
+    "generation.h": "generation", "image_processor.h": "generation", "tokenizer.h": "generation",
     "cadre.h": "generation",  # includes them all
 }
 
