@@ -88,6 +88,7 @@ Json to_json(const ModelReport& report) {
           {"missing", report.missing},
           {"num_missing", num_missing(report)},
           {"num_unfit", num_unfit(report)},
+          {"ignored", to_json(report.ignored)},
           {"left_over", to_json(report.left_over)}};
 }
 
@@ -116,9 +117,10 @@ std::string facts_text(const ModelReport& report) {
   }
   facts.add_row({"formats", join(formats)});
   facts.add_row({"computes in", std::string(name_of(info.compute_dtype))});
-  facts.add_row({"tensors", str_cat(report.used.size(), " used, ", num_unfit(report), " unfit, ",
-                                    num_missing(report), " missing, ", report.left_over.size(),
-                                    " left over")});
+  facts.add_row(
+      {"tensors", str_cat(report.used.size(), " used, ", report.ignored.size(), " not needed, ",
+                          num_unfit(report), " unfit, ", num_missing(report), " missing, ",
+                          report.left_over.size(), " left over")});
   return facts.to_string();
 }
 
@@ -146,6 +148,9 @@ std::string tensors_text(const std::vector<TensorReport>& tensors) {
 std::string to_text(const ModelReport& report, bool list_tensors) {
   std::string text = str_cat(facts_text(report), "\n", parts_text(report));
   if (list_tensors) text += "\n" + tensors_text(report.used);
+  if (list_tensors && !report.ignored.empty()) {
+    text += "\nnot needed:\n" + tensors_text(report.ignored);
+  }
   if (!report.missing.empty())
     text += "\nmissing or unfit:\n  " + join(report.missing, "\n  ") + "\n";
   if (!report.left_over.empty()) text += "\nleft over:\n" + tensors_text(report.left_over);

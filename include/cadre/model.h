@@ -218,6 +218,7 @@ struct ModelReport {
   std::vector<std::pair<std::string, ExpertsQuery>>
       experts;  // per sub-config ("" for a plain model); device as asked
   std::vector<TensorReport> used;
+  std::vector<TensorReport> ignored;  // known and not needed: layers for multi-token prediction
   std::vector<TensorReport> left_over;
   std::vector<std::string> missing;  // with the expected shape
   std::map<std::string, size_t> bytes_per_part;

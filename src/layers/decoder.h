@@ -26,7 +26,8 @@ struct DecoderWeights {
   TensorView embedding;  // [vocab_size, hidden_size]
   std::vector<DecoderLayer> layers;
   TensorView norm;
-  LinearWeights head;  // [vocab_size, hidden_size]
+  LinearWeights head;          // [vocab_size, hidden_size]
+  std::vector<Tensor> copies;  // what views above point to, where the files hold another dtype
 };
 
 struct DecoderConfig {

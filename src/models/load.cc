@@ -90,7 +90,9 @@ struct Opened {
 std::unique_ptr<DecoderModel> load_on_device(Opened opened, const LoadOptions& options) {
   WeightPlacement placement(opened.info.device, opened.info.compute_dtype);
   for (const TensorReport& tensor : opened.weights.used()) {
-    placement.add(tensor.name, opened.checkpoint.find(tensor.name)->view, tensor.part);
+    const TensorView& view = opened.checkpoint.find(tensor.name)->view;
+    const bool keep = opened.weights.is_float32(tensor.name);
+    placement.add(tensor.name, view, tensor.part, keep ? DType::kF32 : opened.info.compute_dtype);
   }
   ThreadPool threads(options.num_threads);
   placement.load(threads, options.progress);
@@ -146,13 +148,11 @@ ModelReport inspect_model(const std::string& path, const LoadOptions& options) {
     report.experts.emplace_back(group->sub_config(), group->query());
   }
   report.used = opened.weights.used();
+  report.ignored = opened.weights.ignored();
   report.left_over = opened.weights.left_over();
   report.missing = opened.weights.missing_and_unfit();
-  for (const TensorReport& tensor : report.used) {
-    report.bytes_per_part[tensor.part] += tensor.bytes;
-  }
-  for (const TensorReport& tensor : report.left_over) {
-    report.bytes_per_part[tensor.part] += tensor.bytes;
+  for (const auto* tensors : {&report.used, &report.ignored, &report.left_over}) {
+    for (const TensorReport& tensor : *tensors) report.bytes_per_part[tensor.part] += tensor.bytes;
   }
   return report;
 }

@@ -234,6 +234,12 @@ TEST(LoadFaults, ConfigValuesThatCannotBe) {
       {"qwen3_moe", "rope_scaling", llama3(1, 1e300), {"rope_scaling.high_freq_factor"}},
       {"qwen2_moe_sliding_window", "layer_types", {"full_attention"}, {"layer_types", "4"}},
       {"olmoe_clip_qkv", "clip_qkv", -1, {"clip_qkv"}},
+      {"glm4_moe",
+       "rope_parameters",
+       {{"partial_rotary_factor", 0.6}},
+       {"rope_parameters.partial_rotary_factor", "got 19"}},
+      {"glm4_moe", "rope_parameters", {{"partial_rotary_factor", 1.5}}, {"1e-06 to 1", "1.5"}},
+      {"glm4_moe", "n_shared_experts", -1, {"n_shared_experts"}},
       {"mixtral", "num_attention_heads", 5, {"num_attention_heads"}},
   };
   for (const ConfigFault& fault : faults) {
@@ -280,6 +286,38 @@ TEST(LoadFaults, DerivedAndTiedTensorsAreNoFaults) {
   checkpoint.put("model.layers.0.self_attn.rotary_emb.inv_freq", DType::kF32, {5});
   checkpoint.put("lm_head.weight", DType::kBF16, {160, 32});
   EXPECT_NO_THROW(Model::from_pretrained(checkpoint.write()));
+}
+
+TEST(LoadFaults, LayersForMultiTokenPredictionAreNotNeeded) {
+  DamagedCheckpoint checkpoint("glm4_moe");  // 2 layers, num_nextn_predict_layers 1
+  checkpoint.put("model.layers.2.eh_proj.weight", DType::kBF16, {64, 128});
+  const std::string folder = checkpoint.write();
+  EXPECT_NO_THROW(Model::from_pretrained(folder));
+  const ModelReport report = inspect_model(folder);
+  EXPECT_TRUE(report.left_over.empty());
+  ASSERT_EQ(report.ignored.size(), 1u);
+  EXPECT_EQ(report.ignored[0].name, "model.layers.2.eh_proj.weight");
+  EXPECT_EQ(report.bytes_per_part.at("unused"), size_t{64} * 128 * 2);
+}
+
+TEST(LoadFaults, LayersBeyondThoseForMultiTokenPredictionAreLeftOver) {
+  DamagedCheckpoint checkpoint("glm4_moe");
+  checkpoint.put("model.layers.3.eh_proj.weight", DType::kBF16, {64, 128});
+  expect_parts(load_error<CheckpointError>(checkpoint.write()),
+               {"1 left over", "model.layers.3.eh_proj.weight"});
+  checkpoint.config["num_nextn_predict_layers"] = 2;
+  EXPECT_NO_THROW(Model::from_pretrained(checkpoint.write()));
+  checkpoint.config.erase("num_nextn_predict_layers");
+  checkpoint.config["num_mtp_layers"] = 2;
+  EXPECT_NO_THROW(Model::from_pretrained(checkpoint.write()));
+}
+
+TEST(LoadFaults, RouterGroupsMustFitTheExperts) {
+  DamagedCheckpoint checkpoint("glm4_moe");  // 16 experts, 4 a token
+  checkpoint.config["n_group"] = 3;
+  expect_parts(load_error<CheckpointError>(checkpoint.write()), {"config.json", "n_group", "3"});
+  checkpoint.config["n_group"] = 8;
+  expect_parts(load_error<CheckpointError>(checkpoint.write()), {"topk_group", "top_k = 4"});
 }
 
 TEST(LoadFaults, WithoutDtypeTheWeightsDecide) {

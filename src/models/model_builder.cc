@@ -1,8 +1,10 @@
 #include "models/model_builder.h"
 
 #include <cmath>
+#include <cstring>
 #include <utility>
 
+#include "cadre/float16.h"
 #include "core/str_cat.h"
 
 namespace cadre {
@@ -14,6 +16,23 @@ std::shared_ptr<const ExpertsWeights> no_experts(DType dtype) {
   auto weights = std::make_shared<ExpertsWeights>();
   weights->format = plain_format(dtype).value_or(StorageFormat::kBF16);
   return weights;
+}
+
+template <typename T>
+void widen(const TensorView& tensor, float* out) {
+  const auto* bytes = static_cast<const char*>(tensor.data());
+  for (int64_t i = 0; i < tensor.numel(); ++i) {
+    T value;
+    std::memcpy(&value, bytes + static_cast<size_t>(i) * sizeof(T), sizeof(T));
+    out[i] = static_cast<float>(value);
+  }
+}
+
+// Of a contiguous tensor in one of the compute dtypes, at any address.
+void to_float32(const TensorView& tensor, float* out) {
+  if (tensor.dtype() == DType::kF32) return widen<float>(tensor, out);
+  if (tensor.dtype() == DType::kBF16) return widen<BFloat16>(tensor, out);
+  return widen<Float16>(tensor, out);
 }
 
 }  // namespace
@@ -42,6 +61,22 @@ void ModelBuilder::add_layer(DecoderLayer layer) {
 
 TensorView ModelBuilder::norm(const std::string& name, int64_t width) {
   return weights_.take(name, {width}, "norm");
+}
+
+TensorView ModelBuilder::float32(const std::string& name, const Dims& shape,
+                                 std::string_view part) {
+  const TensorView found = weights_.take_float32(name, shape, part);
+  if (found.data() == nullptr || found.device().type != DeviceType::kCpu) return found;
+  // A copy even of float32: a tensor in a file may begin at any byte.
+  const Tensor& copy = model_.weights.copies.emplace_back(DType::kF32, shape);
+  to_float32(found, copy.view().as<float>());
+  return copy.view();
+}
+
+void ModelBuilder::ignore_extra_layers(int64_t count, const std::string& prefix) {
+  for (int64_t i = 0; i < count; ++i) {
+    weights_.ignore_all(str_cat(prefix, model_.text.num_layers + i, "."));
+  }
 }
 
 LinearWeights ModelBuilder::linear(const std::string& prefix, int64_t out, int64_t in, bool bias,
@@ -94,19 +129,25 @@ Mlp ModelBuilder::mlp(const std::string& prefix, int64_t intermediate_size, std:
 MoeBlock ModelBuilder::moe(const std::string& prefix, const MoeOptions& options,
                            std::optional<SharedExpert> shared_expert,
                            const std::string& sub_config) {
-  ExpertsConfig config;
-  config.num_experts = options.num_experts;
+  ExpertsConfig config = options.experts;
   config.hidden_size = model_.text.hidden_size;
-  config.intermediate_size = options.intermediate_size;
-  config.top_k = options.top_k;
   config.activation = model_.text.activation;
-  const LinearWeights gate =
-      linear(prefix + "gate", options.num_experts, config.hidden_size, false, "router");
-  const Router router(options.top_k, gate, {}, options.router);
-  auto weights = experts(prefix + "experts.", config, options.names);
+  const Router gate = router(prefix, options);
+  auto weights = experts(prefix, config, options.names);
   ExpertsGroup& owner = group(sub_config, config, weights->format, prefix + "experts");
   ++model_.num_moe_layers;
-  return {router, owner, owner.add_layer(std::move(weights)), std::move(shared_expert)};
+  return {gate, owner, owner.add_layer(std::move(weights)), std::move(shared_expert)};
+}
+
+Router ModelBuilder::router(const std::string& prefix, const MoeOptions& options) {
+  const int64_t num_experts = options.experts.num_experts;
+  const LinearWeights gate = linear(prefix + options.names.router, num_experts,
+                                    model_.text.hidden_size, options.router_bias, "router");
+  TensorView correction;
+  if (options.names.correction_bias != nullptr) {
+    correction = float32(prefix + options.names.correction_bias, {num_experts}, "router");
+  }
+  return {options.experts.top_k, gate, correction, options.router};
 }
 
 ExpertsGroup& ModelBuilder::group(const std::string& sub_config, const ExpertsConfig& config,
@@ -130,33 +171,54 @@ ExpertsGroup& ModelBuilder::group(const std::string& sub_config, const ExpertsCo
 }
 
 std::shared_ptr<const ExpertsWeights> ModelBuilder::packed_experts(const std::string& prefix,
-                                                                   const ExpertsConfig& config) {
+                                                                   const ExpertsConfig& config,
+                                                                   const MoeNames& names) {
   const int64_t hidden = config.hidden_size;
   const int64_t inner = config.intermediate_size;
+  const auto take = [&](const std::string& name, int64_t n, int64_t k) {
+    const bool transposed = config.is_transposed;
+    return weights_.take(name, {config.num_experts, transposed ? k : n, transposed ? n : k},
+                         "experts");
+  };
+  const std::string gate_up = prefix + names.packed_gate_up;
+  const std::string down = prefix + names.packed_down;
   FusedExperts tensors;
-  tensors.gate_up_proj =
-      weights_.take(prefix + "gate_up_proj", {config.num_experts, 2 * inner, hidden}, "experts");
-  tensors.down_proj =
-      weights_.take(prefix + "down_proj", {config.num_experts, hidden, inner}, "experts");
+  tensors.gate_up_proj = take(gate_up, 2 * inner, hidden);
+  tensors.down_proj = take(down, hidden, inner);
   const DType dtype = tensors.gate_up_proj.dtype();
-  if (weights_.ok() && tensors.down_proj.dtype() != dtype) {
-    weights_.add_fault(str_cat("tensor \"", prefix, "down_proj\": expected ", dtype,
-                               " like gate_up_proj, found ", tensors.down_proj.dtype()));
+  require_same_dtype(down, tensors.down_proj, gate_up, tensors.gate_up_proj);
+  if (config.has_bias) {
+    const auto take_bias = [&](const std::string& name, int64_t width) {
+      return weights_.take(name + "_bias", {config.num_experts, width}, "experts");
+    };
+    tensors.gate_up_proj_bias = take_bias(gate_up, 2 * inner);
+    tensors.down_proj_bias = take_bias(down, hidden);
+    require_same_dtype(down + "_bias", tensors.down_proj_bias, gate_up + "_bias",
+                       tensors.gate_up_proj_bias);
   }
   if (!weights_.ok()) return no_experts(dtype);
   return std::make_shared<const ExpertsWeights>(
       make_experts_weights(config, tensors, weights_.owner()));
 }
 
+void ModelBuilder::require_same_dtype(const std::string& name, const TensorView& tensor,
+                                      const std::string& other_name, const TensorView& other) {
+  if (!weights_.ok() || tensor.dtype() == other.dtype()) return;
+  weights_.add_fault(str_cat("tensor \"", name, "\": expected ", other.dtype(), " like ",
+                             other_name, ", found ", tensor.dtype()));
+}
+
 std::shared_ptr<const ExpertsWeights> ModelBuilder::experts(const std::string& prefix,
                                                             const ExpertsConfig& config,
-                                                            const ExpertNames& names) {
-  if (weights_.has(prefix + "gate_up_proj")) return packed_experts(prefix, config);
+                                                            const MoeNames& names) {
+  if (weights_.has(prefix + names.packed_gate_up) || weights_.has(prefix + names.packed_down)) {
+    return packed_experts(prefix, config, names);
+  }
   const Dims inner{config.intermediate_size, config.hidden_size};
   const Dims outer{config.hidden_size, config.intermediate_size};
   std::optional<DType> dtype;
   const auto take = [&](int64_t expert, const char* projection, const Dims& shape) {
-    const std::string name = str_cat(prefix, expert, ".", projection, ".weight");
+    const std::string name = str_cat(prefix, "experts.", expert, ".", projection, ".weight");
     const TensorView view = weights_.take(name, shape, "experts");
     if (!view.data()) return view;
     if (!dtype) dtype = view.dtype();

@@ -21,20 +21,23 @@ struct BuiltModel {
   int64_t num_moe_layers = 0;
 };
 
-/// The last part of the names of one expert's projections.
-struct ExpertNames {
-  const char* gate = "gate_proj";
+/// Names of a MoE layer's tensors under its prefix.
+struct MoeNames {
+  const char* gate = "gate_proj";  // of one expert: experts.<e>.<this>.weight
   const char* up = "up_proj";
   const char* down = "down_proj";
+  const char* packed_gate_up = "experts.gate_up_proj";  // of all experts; biases: <this>_bias
+  const char* packed_down = "experts.down_proj";
+  const char* router = "gate";            // <this>.weight and, with a bias, <this>.bias
+  const char* correction_bias = nullptr;  // [num_experts]; null: none
 };
 
-/// A MoE layer, shared expert aside.
+/// A MoE layer, shared expert aside. Of `experts` the builder fills in hidden size and activation.
 struct MoeOptions {
-  int64_t num_experts = 0;
-  int64_t top_k = 0;
-  int64_t intermediate_size = 0;
+  ExpertsConfig experts = {};
   RouterOptions router = {};
-  ExpertNames names = {};
+  bool router_bias = false;  // added to the logits
+  MoeNames names = {};
 };
 
 class ModelBuilder {
@@ -57,6 +60,8 @@ class ModelBuilder {
   const TextConfig& text() const { return model_.text; }
 
   TensorView norm(const std::string& name, int64_t width);
+  /// A small tensor in float32, whatever the file and the compute dtype are.
+  TensorView float32(const std::string& name, const Dims& shape, std::string_view part);
   /// `prefix`.weight and, with `bias`, `prefix`.bias
   LinearWeights linear(const std::string& prefix, int64_t out, int64_t in, bool bias,
                        std::string_view part);
@@ -68,20 +73,26 @@ class ModelBuilder {
   AttentionConfig attention_config() const;
   /// gate_proj, up_proj, down_proj under `prefix`.
   Mlp mlp(const std::string& prefix, int64_t intermediate_size, std::string_view part = "mlp");
-  /// gate and experts under `prefix`: one tensor per expert and projection, or packed
-  /// (experts.gate_up_proj, experts.down_proj).
+  /// Router and experts under `prefix`: one tensor per expert and projection, or packed ones where
+  /// the checkpoint has them.
   MoeBlock moe(const std::string& prefix, const MoeOptions& options,
                std::optional<SharedExpert> shared_expert = {}, const std::string& sub_config = "");
 
   void add_layer(DecoderLayer layer);
+  /// Layers that the checkpoint holds beyond the model's own, up to `count`, are not needed
+  /// (multi-token prediction).
+  void ignore_extra_layers(int64_t count, const std::string& prefix = "model.layers.");
   BuiltModel finish() { return std::move(model_); }
 
  private:
   std::shared_ptr<const ExpertsWeights> experts(const std::string& prefix,
-                                                const ExpertsConfig& config,
-                                                const ExpertNames& names);
+                                                const ExpertsConfig& config, const MoeNames& names);
   std::shared_ptr<const ExpertsWeights> packed_experts(const std::string& prefix,
-                                                       const ExpertsConfig& config);
+                                                       const ExpertsConfig& config,
+                                                       const MoeNames& names);
+  Router router(const std::string& prefix, const MoeOptions& options);
+  void require_same_dtype(const std::string& name, const TensorView& tensor,
+                          const std::string& other_name, const TensorView& other);
   ExpertsGroup& group(const std::string& sub_config, const ExpertsConfig& config,
                       StorageFormat format, const std::string& where);
 

@@ -10,9 +10,9 @@ BuiltModel build_olmoe(ModelBuilder& builder) {
   builder.begin(read_text_config(config, {.norm_eps = 1e-5, .rope_theta = 10000}));
   const TextConfig& text = builder.text();
   MoeOptions moe;
-  moe.num_experts = read_num_experts(config);
-  moe.top_k = read_top_k(config, moe.num_experts);
-  moe.intermediate_size = read_size(config, "intermediate_size");
+  moe.experts.num_experts = read_num_experts(config);
+  moe.experts.top_k = read_top_k(config, moe.experts.num_experts);
+  moe.experts.intermediate_size = read_size(config, "intermediate_size");
   moe.router.score = RouterScore::kSoftmaxThenTopK;
   moe.router.normalize = config.boolean_or("norm_topk_prob", false);
   const bool bias = config.boolean_or("attention_bias", false);

@@ -21,9 +21,9 @@ std::vector<bool> qwen_moe_layers(const ConfigReader& config, int64_t num_layers
 
 MoeOptions qwen_moe_options(const ConfigReader& config) {
   MoeOptions options;
-  options.num_experts = read_num_experts(config);
-  options.top_k = read_top_k(config, options.num_experts);
-  options.intermediate_size = read_size(config, "moe_intermediate_size");
+  options.experts.num_experts = read_num_experts(config);
+  options.experts.top_k = read_top_k(config, options.experts.num_experts);
+  options.experts.intermediate_size = read_size(config, "moe_intermediate_size");
   options.router.score = RouterScore::kSoftmaxThenTopK;
   options.router.normalize = config.boolean_or("norm_topk_prob", false);
   return options;

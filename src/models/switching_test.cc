@@ -246,9 +246,9 @@ BuiltModel build_composite(ModelBuilder& builder) {
     const std::string layer = str_cat("model.layers.", l, ".");
     const ConfigReader part = builder.config().object(l == 0 ? "vision_config" : "text_config");
     MoeOptions moe;
-    moe.num_experts = read_num_experts(part);
-    moe.top_k = read_top_k(part, moe.num_experts);
-    moe.intermediate_size = part.integer("moe_intermediate_size");
+    moe.experts.num_experts = read_num_experts(part);
+    moe.experts.top_k = read_top_k(part, moe.experts.num_experts);
+    moe.experts.intermediate_size = part.integer("moe_intermediate_size");
     moe.router.normalize = true;
     builder.add_layer(
         {builder.norm(layer + "input_layernorm.weight", text.hidden_size),

@@ -43,11 +43,21 @@ RopeType parse_rope_type(const ConfigReader& config, const std::string& name) {
                             " is not supported; supported: default, linear, llama3, yarn"));
 }
 
-void refuse_partial_rotation(const ConfigReader& config) {
-  if (config.number_or("partial_rotary_factor", 1) == 1) return;
-  throw Unsupported(str_cat(config.origin(), ": ", config.path("partial_rotary_factor"), " ",
-                            config.number("partial_rotary_factor"),
-                            " is not supported by this family; supported: 1"));
+// Elements of a head that are rotated. What stands inside goes before the top level.
+int64_t read_rotary_dim(const ConfigReader& config, const ConfigReader& parameters,
+                        int64_t head_dim, std::optional<double> family_factor) {
+  constexpr std::string_view kKey = "partial_rotary_factor";
+  const ConfigReader& place = parameters.has(kKey) ? parameters : config;
+  const double factor = place.number_or(kKey, family_factor.value_or(1));
+  if (!family_factor && factor != 1) {
+    throw Unsupported(str_cat(place.origin(), ": ", place.path(kKey), " ", factor,
+                              " is not supported by this family; supported: 1"));
+  }
+  in_range(place, kKey, factor, kSmallest, 1);
+  const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * factor);
+  if (dim >= 2 && dim % 2 == 0) return dim;
+  config_error(place, str_cat(place.path(kKey), ": expected an even number of rotated elements in ",
+                              "a head of ", head_dim, ", got ", dim, " with factor ", factor));
 }
 
 void refuse_parameters_per_layer_type(const ConfigReader& parameters) {
@@ -94,9 +104,10 @@ void read_yarn(const ConfigReader& parameters, RopeConfig& rope) {
 }
 
 void read_rope_parameters(const ConfigReader& config, const ConfigReader& parameters,
-                          const TextConfig& text, RopeConfig& rope) {
+                          const TextConfig& text, const TextDefaults& defaults, RopeConfig& rope) {
   refuse_parameters_per_layer_type(parameters);
-  refuse_partial_rotation(parameters.has("partial_rotary_factor") ? parameters : config);
+  rope.rotary_dim =
+      read_rotary_dim(config, parameters, text.head_dim, defaults.partial_rotary_factor);
   const ConfigReader& place = parameters.has("rope_theta") ? parameters : config;
   rope.theta = in_range(place, "rope_theta", place.number_or("rope_theta", rope.theta), kSmallest,
                         kLargestTheta);
@@ -119,17 +130,17 @@ void read_rope_parameters(const ConfigReader& config, const ConfigReader& parame
 // Newer: rope_parameters {rope_type, rope_theta, ...}. Older: rope_theta and rope_scaling {type or
 // rope_type, ...} or null. Mixed, Transformers takes rope_scaling unless it is empty, and what
 // stands inside before what stands at the top level.
-RopeConfig read_rope(const ConfigReader& config, const TextConfig& text, double default_theta) {
+RopeConfig read_rope(const ConfigReader& config, const TextConfig& text,
+                     const TextDefaults& defaults) {
   RopeConfig rope;
-  rope.rotary_dim = text.head_dim;
-  rope.theta = default_theta;
+  rope.theta = defaults.rope_theta;
   ConfigReader parameters(Json::object(), config.origin());
   for (const std::string_view key : {"rope_parameters", "rope_scaling"}) {
     if (!config.has(key)) continue;
     const ConfigReader found = config.object(key);
     if (!found.json().empty()) parameters = found;
   }
-  read_rope_parameters(config, parameters, text, rope);
+  read_rope_parameters(config, parameters, text, defaults, rope);
   return rope;
 }
 
@@ -174,7 +185,7 @@ TextConfig read_text_config(const ConfigReader& config, const TextDefaults& defa
       config, "rms_norm_eps", config.number_or("rms_norm_eps", defaults.norm_eps), 1e-30, 1e30));
   text.activation = parse_activation(config.text_or("hidden_act", "silu"));
   text.tie_word_embeddings = config.boolean_or("tie_word_embeddings", false);
-  text.rope = read_rope(config, text, defaults.rope_theta);
+  text.rope = read_rope(config, text, defaults);
   return text;
 }
 
@@ -197,6 +208,12 @@ int64_t read_top_k(const ConfigReader& config, int64_t num_experts) {
                          ") must not be larger than the number of experts (", num_experts, ")"));
   }
   return top_k;
+}
+
+int64_t read_num_mtp_layers(const ConfigReader& config, int64_t fallback) {
+  constexpr int64_t kMaxLayers = 1000;
+  const int64_t newer = config.integer_or("num_mtp_layers", fallback, 0, kMaxLayers);
+  return config.integer_or("num_nextn_predict_layers", newer, 0, kMaxLayers);
 }
 
 std::optional<DType> read_dtype(const ConfigReader& config) {

@@ -17,6 +17,7 @@ namespace cadre {
 struct TextDefaults {
   double norm_eps = 1e-6;
   double rope_theta = 10000;
+  std::optional<double> partial_rotary_factor = {};  // empty: the family always rotates whole heads
 };
 
 struct TextConfig {
@@ -49,6 +50,10 @@ int64_t read_num_experts(const ConfigReader& config);
 
 /// num_experts_per_tok; CheckpointError when it is larger than num_experts.
 int64_t read_top_k(const ConfigReader& config, int64_t num_experts);
+
+/// How many layers for multi-token prediction follow the model's own: num_nextn_predict_layers or
+/// num_mtp_layers.
+int64_t read_num_mtp_layers(const ConfigReader& config, int64_t fallback);
 
 /// `dtype` or the older `torch_dtype`; empty when the config has neither.
 std::optional<DType> read_dtype(const ConfigReader& config);

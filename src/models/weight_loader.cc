@@ -56,8 +56,20 @@ TensorView WeightLoader::take(const std::string& name, const Dims& shape, std::s
   return placement_ != nullptr ? placement_->view(name) : tensor->view;
 }
 
+TensorView WeightLoader::take_float32(const std::string& name, const Dims& shape,
+                                      std::string_view part) {
+  float32_.insert(name);
+  return take(name, shape, part);
+}
+
 void WeightLoader::ignore(const std::string& name) {
-  if (has(name)) seen_.insert(name);
+  if (has(name) && seen_.insert(name).second) ignored_.insert(name);
+}
+
+void WeightLoader::ignore_all(std::string_view prefix) {
+  for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
+    if (tensor.name.compare(0, prefix.size(), prefix) == 0) ignore(tensor.name);
+  }
 }
 
 void WeightLoader::add_fault(std::string fault) {
@@ -75,6 +87,14 @@ std::vector<const CheckpointTensor*> WeightLoader::unused() const {
     if (seen_.find(tensor.name) == seen_.end() && !is_derived(tensor.name)) {
       result.push_back(&tensor);
     }
+  }
+  return result;
+}
+
+std::vector<TensorReport> WeightLoader::ignored() const {
+  std::vector<TensorReport> result;
+  for (const std::string& name : ignored_) {
+    result.push_back(report(*checkpoint_.find(name), "unused"));
   }
   return result;
 }

@@ -29,8 +29,14 @@ class WeightLoader {
   /// tensor that is absent or of another kind is noted as a fault; a view of the expected shape
   /// without data stands in for it.
   TensorView take(const std::string& name, const Dims& shape, std::string_view part);
+  /// The same for the few values that a model reads in float32: their copy on a GPU has that dtype.
+  /// In a file they may have another.
+  TensorView take_float32(const std::string& name, const Dims& shape, std::string_view part);
+  bool is_float32(const std::string& name) const { return float32_.count(name) != 0; }
   /// Notes that a tensor is known and not needed, when it is there.
   void ignore(const std::string& name);
+  /// The same for all tensors whose names begin so.
+  void ignore_all(std::string_view prefix);
   /// Notes any other fault.
   void add_fault(std::string fault);
 
@@ -44,6 +50,7 @@ class WeightLoader {
   void check_complete() const;
 
   std::vector<TensorReport> used() const { return used_; }
+  std::vector<TensorReport> ignored() const;
   std::vector<TensorReport> left_over() const;
   /// "name [shape]" of each missing tensor, then the unfit ones with what was found.
   std::vector<std::string> missing_and_unfit() const;
@@ -55,7 +62,9 @@ class WeightLoader {
   const Checkpoint& checkpoint_;
   const WeightPlacement* placement_;
   std::vector<TensorReport> used_;
-  std::set<std::string, std::less<>> seen_;  // used or ignored
+  std::set<std::string, std::less<>> seen_;     // used or ignored
+  std::set<std::string, std::less<>> ignored_;  // unless used too
+  std::set<std::string, std::less<>> float32_;
   std::vector<std::string> missing_;
   std::vector<std::string> faults_;
 };

@@ -7,10 +7,11 @@
 
 namespace cadre {
 
-void WeightPlacement::add(const std::string& name, const TensorView& host, std::string_view part) {
+void WeightPlacement::add(const std::string& name, const TensorView& host, std::string_view part,
+                          DType dtype) {
   if (!index_.try_emplace(name, places_.size()).second) return;
-  places_.push_back({host, bytes_});
-  const size_t bytes = static_cast<size_t>(host.numel()) * size_of(dtype_);
+  places_.push_back({host, bytes_, dtype});
+  const size_t bytes = static_cast<size_t>(host.numel()) * size_of(dtype);
   const size_t padded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   bytes_ += padded;
   bytes_of_part_[std::string(part)] += padded;
@@ -35,7 +36,7 @@ void WeightPlacement::load(ThreadPool& threads, const ProgressCallback& progress
   std::vector<Upload> uploads;
   for (const Place& place : places_) {
     uploads.push_back({place.host.data(), place.host.dtype(),
-                       static_cast<char*>(memory_.get()) + place.offset, dtype_,
+                       static_cast<char*>(memory_.get()) + place.offset, place.dtype,
                        place.host.numel()});
   }
   constexpr int64_t kMiB = int64_t{1} << 20;
@@ -50,7 +51,7 @@ TensorView WeightPlacement::view(const std::string& name) const {
   const auto found = index_.find(name);
   CADRE_ASSERT(found != index_.end() && memory_ != nullptr);
   const Place& place = places_[found->second];
-  return {static_cast<const char*>(memory_.get()) + place.offset, dtype_, place.host.shape(),
+  return {static_cast<const char*>(memory_.get()) + place.offset, place.dtype, place.host.shape(),
           device_};
 }
 

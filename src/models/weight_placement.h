@@ -1,6 +1,6 @@
-// A checkpoint's weights in the memory of a GPU: one block, every tensor in the compute dtype at an
-// aligned place, in the order in which the model asked for them. Experts of a layer that the hub
-// stores one by one lie evenly in it.
+// A checkpoint's weights in the memory of a GPU: one block, every tensor in the compute dtype (a
+// few in float32) at an aligned place, in the order in which the model asked for them. Experts of a
+// layer that the hub stores one by one lie evenly in it.
 #pragma once
 
 #include <map>
@@ -24,8 +24,12 @@ class WeightPlacement {
 
   WeightPlacement(Device device, DType dtype) : device_(device), dtype_(dtype) {}
 
-  /// Plans a place for a tensor on the host; a name that is known keeps its place.
-  void add(const std::string& name, const TensorView& host, std::string_view part);
+  /// Plans a place for a tensor on the host, in the compute dtype or another; a name that is known
+  /// keeps its place.
+  void add(const std::string& name, const TensorView& host, std::string_view part) {
+    add(name, host, part, dtype_);
+  }
+  void add(const std::string& name, const TensorView& host, std::string_view part, DType dtype);
 
   /// Takes the memory and streams the tensors into it. Throws DeviceError, before it begins, saying
   /// how much is needed for what, when the device has less.
@@ -40,6 +44,7 @@ class WeightPlacement {
   struct Place {
     TensorView host;
     size_t offset;
+    DType dtype;
   };
 
   void require_memory() const;
