@@ -17,7 +17,6 @@ class ChunkRows {
   void load(int64_t k0, int k);
   const void* const* pointers() const { return copies_ ? &first_ : rows_.rows; }
   const void* first() const { return pointers()[0]; }
-  bool keeps() const { return keeps_; }       // in memory of their own, not in wide_rows
   int64_t offset() const { return offset_; }  // of the chunk in each row, in elements
 
  private:
