@@ -68,8 +68,8 @@ class PackedProduct {
   }
   const char* packed(int64_t c) const { return panel_ + c * kChunk * k_bytes_; }
 
-  // From a place to the one that is fetched meanwhile: where tiles of rows pass over a chunk several
-  // times, the same place in the chunk that is read afterwards.
+  // From a place to the one that is fetched meanwhile: where tiles of rows pass over a chunk
+  // several times, the same place in the chunk that is read afterwards.
   int64_t ahead(int64_t c) const {
     if (rows_.count <= kernels_.row_tile) return kAheadOfFew;
     if ((c + 1) * kChunk >= k_ && next_ != nullptr) return next_ - packed(c);
@@ -78,8 +78,8 @@ class PackedProduct {
 
   void multiply(int64_t c) {
     chunk_.load(c * kChunk, count(c));
-    kernels_.multiply_packed_chunk({chunk_.first(), rows_.count, count(c), packed(c), type_,
-                                    scratch_.acc, c == 0, ahead(c)});
+    kernels_.multiply_packed_chunk(
+        {chunk_.first(), rows_.count, count(c), packed(c), type_, scratch_.acc, c == 0, ahead(c)});
   }
 
   void unpack_and_multiply(int64_t c) {

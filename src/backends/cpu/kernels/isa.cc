@@ -40,7 +40,8 @@ bool bit(unsigned word, int i) { return ((word >> i) & 1u) != 0; }
 
 bool is_intel() {
   const Registers vendor = cpuid(0, 0);
-  return vendor.b == 0x756e6547 && vendor.d == 0x49656e69 && vendor.c == 0x6c65746e;  // GenuineIntel
+  return vendor.b == 0x756e6547 && vendor.d == 0x49656e69 &&
+         vendor.c == 0x6c65746e;  // GenuineIntel
 }
 
 // The register states that the operating system saves.
