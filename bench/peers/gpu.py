@@ -24,6 +24,7 @@ from torch_experts import MAX_ERROR, PATTERN_VALUES, versions  # noqa: E402
 CALLS = 8  # that are timed together, as in cadre bench experts
 DEVICE = "cuda"
 MAX_GATHER = 64 << 30  # batched_mm copies an expert for every token and slot
+MAX_DECODE = 64  # tokens up to which our batched_mm is timed: it is made for few
 
 
 def experts_module(shape, backend):
@@ -138,6 +139,46 @@ def measure(layers, backend, tokens, repeats, compiled):
     return median(time_events(run_all, max(3, repeats // 4) if backend == "eager" else repeats)), False
 
 
+def measure_torch(shape, options, report):
+    layers = Layers(shape, options.memory << 20)
+    for tokens in options.tokens:
+        for backend in options.backends.split(","):
+            if backend == "batched_mm" and tokens * shape.top_k * shape.expert_bytes > MAX_GATHER:
+                continue
+            for compiled in ([False, True] if options.compile and tokens <= 1024 else [False]):
+                name = f"torch {backend}" + (" compiled" if compiled else "")
+                try:
+                    us, graph = measure(layers, backend, tokens, options.repeats, compiled)
+                except (PeerError, RuntimeError) as error:
+                    print(f"{shape.name:20} {tokens:6} {name:24} {str(error).splitlines()[0][:60]}")
+                    continue
+                report({"shape": shape.name, "tokens": tokens, "peer": name, "us": us, "graph": graph},
+                       "yes" if graph else "no")
+
+
+def measure_cadre(shape, options, report):
+    for backend, tokens in [("grouped_mm", options.tokens), ("batched_mm", [t for t in options.tokens if t <= MAX_DECODE])]:
+        if not tokens:
+            continue
+        rows = run_json([options.cadre, "bench", "experts", "--device", "cuda", "--graph", "--json", "--shape", shape.name,
+                         "--tokens", ",".join(map(str, tokens)), "--experts", backend, "--repeats", options.repeats,
+                         "--memory", options.memory])
+        for row in rows:
+            report({"peer": f"cadre {backend}", "us": row["us_median"], "graph": True, **row},
+                   f"yes  {row['percent_of_limit']:5.1f} % of limit, {row['tflops']:.0f} TFLOP/s, "
+                   f"{row['active_experts']} active")
+
+
+def print_ratios(rows):
+    """Our fastest backend beside PyTorch's fastest that is not compiled."""
+    for shape, tokens in dict.fromkeys((row["shape"], row["tokens"]) for row in rows):
+        cell = [row for row in rows if (row["shape"], row["tokens"]) == (shape, tokens)]
+        ours = min((row["us"] for row in cell if row["peer"].startswith("cadre")), default=None)
+        torch_us = min((row["us"] for row in cell if row["peer"] in ("torch grouped_mm", "torch batched_mm")), default=None)
+        if ours and torch_us:
+            print(f"{shape:20} {tokens:6} ratio {torch_us / ours:.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cadre", type=Path, help="left out: PyTorch alone")
@@ -151,36 +192,20 @@ def main():
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, {versions()}")
     print(f"{'shape':20} {'T':>6} {'peer':24} {'us':>9} {'graph':>5}")
+    rows = []
+
+    def report(row, remark):
+        rows.append(row)
+        print(f"{row['shape']:20} {row['tokens']:6} {row['peer']:24} {row['us']:9.1f}   {remark}", flush=True)
+        if options.out:
+            options.out.write(json.dumps(row) + "\n")
+
     for shape in options.shape:
-        layers = Layers(shape, options.memory << 20)
-        for tokens in options.tokens:
-            for backend in options.backends.split(","):
-                if backend == "batched_mm" and tokens * shape.top_k * shape.expert_bytes > MAX_GATHER:
-                    continue
-                for compiled in ([False, True] if options.compile and tokens <= 1024 else [False]):
-                    name = f"torch {backend}" + (" compiled" if compiled else "")
-                    try:
-                        us, graph = measure(layers, backend, tokens, options.repeats, compiled)
-                    except (PeerError, RuntimeError) as error:
-                        print(f"{shape.name:20} {tokens:6} {name:24} {str(error).splitlines()[0][:60]}")
-                        continue
-                    print(f"{shape.name:20} {tokens:6} {name:24} {us:9.1f} {'yes' if graph else 'no':>5}", flush=True)
-                    if options.out:
-                        options.out.write(json.dumps({"shape": shape.name, "tokens": tokens, "peer": name, "us": us,
-                                                      "graph": graph}) + "\n")
-        del layers
+        measure_torch(shape, options, report)
         torch.cuda.empty_cache()
-        if options.cadre is None:
-            continue
-        tokens_list = ",".join(map(str, options.tokens))
-        rows = run_json([options.cadre, "bench", "experts", "--device", "cuda", "--graph", "--json", "--shape", shape.name,
-                         "--tokens", tokens_list, "--experts", "grouped_mm,batched_mm", "--repeats", options.repeats])
-        for row in rows:
-            print(f"{shape.name:20} {row['tokens']:6} {'cadre ' + row['experts']:24} {row['us_median']:9.1f}   yes "
-                  f"{row['percent_of_limit']:5.1f} % of limit, {row['tflops']:.0f} TFLOP/s, {row['active_experts']} active",
-                  flush=True)
-            if options.out:
-                options.out.write(json.dumps(row) + "\n")
+        if options.cadre:
+            measure_cadre(shape, options, report)
+    print_ratios(rows)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ namespace {
 using namespace routing;  // NOLINT(google-build-using-namespace): the other half of this file
 
 constexpr int64_t kMaxPairsOfOneBlock = kMaxRounds * kMaxWarps * 32;
+constexpr int64_t kTilePairs = kMaxWarps * 32;  // a round; more where that makes too many tiles
 constexpr int64_t kMaxCounts = 65536;  // experts * tiles: each block of the second kernel reads all
 
 int warps_for(int64_t num_experts) { return num_experts <= 2048 ? kMaxWarps : 4; }
@@ -24,10 +25,9 @@ int warps_for(int64_t num_experts) { return num_experts <= 2048 ? kMaxWarps : 4;
 int64_t pitch_for(int64_t num_experts) { return (num_experts + 3) / 4 * 4; }
 
 int64_t num_tiles_for(int64_t num_pairs, int64_t num_experts) {
-  const int64_t most = num_pairs > 64 * kMaxPairsOfOneBlock ? 128 : 64;
+  const int64_t most = num_pairs >= 64 * kMaxPairsOfOneBlock ? 128 : 64;
   int64_t tiles = 4;
-  while (tiles < most && tiles * kMaxPairsOfOneBlock < num_pairs &&
-         2 * tiles * num_experts <= kMaxCounts) {
+  while (tiles < most && tiles * kTilePairs < num_pairs && 2 * tiles * num_experts <= kMaxCounts) {
     tiles *= 2;
   }
   return tiles;
@@ -70,6 +70,7 @@ struct TileCounts {
   int num_tiles;
   int pitch;
   uint32_t tile_pairs;
+  int rounds;  // of a chunk
 
   template <typename Id>
   __device__ void range(const Ids<Id>& ids, uint32_t& begin, uint32_t& end) const {
@@ -166,14 +167,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   const Shared shared(ids.num_experts, num_parts(tiles.pitch, blockDim.x));
   __shared__ int scratch[32];
   const int num_warps = blockDim.x / 32;
-  const uint32_t chunk_pairs = kMaxRounds * blockDim.x;
+  const uint32_t chunk_pairs = tiles.rounds * blockDim.x;
   uint32_t begin, end;
   tiles.range(ids, begin, end);
   zero_counts(shared.counts, num_warps, ids.num_experts);
   __syncthreads();
   // The kernel before lets this one start after it has seen the ids: they may be read already.
   Chunk chunk;
-  chunk.rank_pairs(ids, begin, end, kMaxRounds, shared.counts);
+  chunk.rank_pairs(ids, begin, end, tiles.rounds, shared.counts);
   wait_for_previous_kernel();
   let_next_kernel_start();
   sum_over_tiles(tiles, ids.num_experts, shared.parts, shared.rows, shared.totals);
@@ -187,12 +188,12 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
       }
       zero_counts(shared.counts, num_warps, ids.num_experts);
       __syncthreads();
-      chunk.rank_pairs(ids, first, end, kMaxRounds, shared.counts);
+      chunk.rank_pairs(ids, first, end, tiles.rounds, shared.counts);
       __syncthreads();
     }
     sum_over_warps(shared.counts, num_warps, ids.num_experts, shared.totals);
     __syncthreads();
-    chunk.write(plan, first, end, kMaxRounds, shared.counts, shared.rows, ids.num_experts);
+    chunk.write(plan, first, end, tiles.rounds, shared.counts, shared.rows, ids.num_experts);
     __syncthreads();
   }
   fill_tail(plan, begin, end, num_rows);
@@ -220,17 +221,20 @@ void launch_tiles(const Ids<Id>& ids, int32_t* counts, const RoutingPlan& plan,
                   cudaStream_t stream) {
   const int64_t num_tiles = num_tiles_for(ids.num_pairs, ids.num_experts);
   const auto tile_pairs = static_cast<uint32_t>((ids.num_pairs + num_tiles - 1) / num_tiles);
+  const int threads = warps_for(ids.num_experts) * 32;
+  const int rounds =
+      std::clamp((static_cast<int>(tile_pairs) + threads - 1) / threads, 1, kMaxRounds);
   const TileCounts tiles = {counts, static_cast<int>(num_tiles),
-                            static_cast<int>(pitch_for(ids.num_experts)), tile_pairs};
+                            static_cast<int>(pitch_for(ids.num_experts)), tile_pairs, rounds};
   const dim3 grid(static_cast<unsigned>(num_tiles));
   const size_t histogram_bytes = static_cast<size_t>(ids.num_experts) * sizeof(int);
   launch("count_tiles", count_tiles<Id>, grid, dim3(kMaxWarps * 32), histogram_bytes, stream,
          Launch::kDependent, ids, tiles);
-  const int warps = warps_for(ids.num_experts);
-  const size_t bytes = Shared::bytes(ids.num_experts, warps, num_parts(tiles.pitch, warps * 32));
+  const size_t bytes =
+      Shared::bytes(ids.num_experts, threads / 32, num_parts(tiles.pitch, threads));
   allow_shared_memory(scatter_tiles<Id>, bytes);
-  launch("scatter_tiles", scatter_tiles<Id>, grid, dim3(warps * 32), bytes, stream,
-         Launch::kDependent, ids, tiles, plan);
+  launch("scatter_tiles", scatter_tiles<Id>, grid, dim3(threads), bytes, stream, Launch::kDependent,
+         ids, tiles, plan);
 }
 
 bool fits_one_block(int64_t num_pairs, int64_t num_experts) {
