@@ -114,6 +114,11 @@ struct ForwardInput {
 struct SampleRequest {
   SamplingOptions options = {};          // without a repetition penalty; the seed is not used
   std::span<const double> uniform = {};  // [num_sequences] in [0, 1); not read when greedy
+  /// The next call will be for the same sequences, each with the token that this one draws, and
+  /// for these numbers: the model may begin with it while the caller looks at the tokens. If
+  /// another call comes, what was begun is dropped; results never depend on it.
+  bool goes_on = false;
+  std::span<const double> next_uniform = {};  // [num_sequences]; not read when greedy
 };
 
 /// What a MoE layer saw and gave, for capture and replay. Views lie on the host, also when the

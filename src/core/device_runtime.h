@@ -51,6 +51,16 @@ class DeviceGraph {
   virtual void launch(const Stream& stream) = 0;
 };
 
+/// A place in a stream that the host can wait for while the stream goes on.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+  /// Marks where the stream is now.
+  virtual void record(const Stream& stream) = 0;
+  /// Waits until the work before the place last recorded is done; reports faults of that work.
+  virtual void wait() = 0;
+};
+
 /// A stream of its own that ends with the object.
 class DeviceStream {
  public:
@@ -82,6 +92,7 @@ class DeviceRuntime {
   virtual std::shared_ptr<void> allocate_pinned(size_t bytes) = 0;
 
   virtual std::unique_ptr<DeviceStream> make_stream(int index, ThreadPool* threads) = 0;
+  virtual std::unique_ptr<DeviceEvent> make_event(int index) = 0;
   /// Waits until all work of the stream is done; reports faults of that work.
   virtual void synchronize(const Stream& stream) = 0;
 

@@ -73,6 +73,25 @@ void DenseOps::finish_qkv(const QkvArgs& args, const Stream& stream) {
   store_kv(args.v, args.tokens, args.values, stream);
 }
 
+void DenseOps::finish_and_attend(const QkvArgs& qkv, const AttentionArgs& args,
+                                 Workspace& workspace, const Stream& stream) {
+  finish_qkv(qkv, stream);
+  attention(args, workspace, stream);
+}
+
+void DenseOps::norm_and_route(const NormRouteArgs& args, Workspace& workspace,
+                              const Stream& stream) {
+  rms_norm(args.residual, args.norm, args.eps, args.x, stream);
+  const Workspace::Scope scope(workspace);
+  const Dims shape{args.x.dim(0), args.gate.weight.dim(0)};
+  const MutableTensorView logits(
+      workspace.allocate(static_cast<size_t>(num_elements(shape)) * sizeof(float)), DType::kF32,
+      shape, stream.device);
+  linear(args.x, args.gate, logits, workspace, stream);
+  route(logits, args.correction_bias, args.options, args.top_k_index, args.top_k_weights, workspace,
+        stream);
+}
+
 void DenseOps::sample(const SampleArgs& /*args*/, Workspace& /*workspace*/,
                       const Stream& /*stream*/) {
   CADRE_ASSERT(!"sample: not an op of this device; use Sampler");

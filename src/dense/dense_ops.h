@@ -108,6 +108,30 @@ struct QkvArgs {
   MutableTensorView values;
 };
 
+/// Everything between a block's attention and its experts.
+struct NormRouteArgs {
+  TensorView residual;  // [num_tokens, width] f32
+  TensorView norm;      // [width]
+  float eps = 1e-6f;
+  MutableTensorView x;         // [num_tokens, width] = rms_norm(residual)
+  LinearWeights gate;          // [E, width]: logits = gate(x), in float32
+  TensorView correction_bias;  // as route() takes them
+  RouterOptions options = {};
+  MutableTensorView top_k_index;
+  MutableTensorView top_k_weights;
+};
+
+/// What a draw leaves for a step that goes on from it: the same sequences in the same order, one
+/// token each, which is the drawn one.
+struct NextStep {
+  MutableTensorView token_ids;  // [n] i32: what was drawn; 0 in place of -1
+  MutableTensorView positions;  // [n] i32: one further
+  MutableTensorView spans;      // [n, 4] i32: `past` is what the position was, and one further
+  // Pinned host memory [2, n]: what was drawn, in row position % 2 (of this step), so that it can
+  // be read while the next step runs.
+  int32_t* host_ids = nullptr;
+};
+
 /// One next token for each row of logits, by the rules of Sampler (cadre/generation.h): penalty,
 /// temperature, top-k, top-p, min-p, then a draw over what is left in the order of ids. All rows
 /// share the options, which the caller has validated.
@@ -122,6 +146,7 @@ struct SampleArgs {
   TensorView history_lengths;    // [n] i32        the vocabulary are passed over
   TensorView uniform;            // [n] f64 in [0, 1), one for each row; only when not greedy
   MutableTensorView ids;         // [n] i32; -1 for a row where all is NaN
+  NextStep next = {};            // optional
 };
 
 class DenseOps {
@@ -202,6 +227,11 @@ class DenseOps {
 
   /// Causal attention of the new tokens over the cache; query heads share KV heads in equal groups.
   virtual void attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) = 0;
+  /// finish_qkv() and then attention() of the same step, whose q is finished in place or not at
+  /// all: only the cache and `out` tell. A step recorded with one token for each sequence is
+  /// replayed with such alone.
+  virtual void finish_and_attend(const QkvArgs& qkv, const AttentionArgs& attention,
+                                 Workspace& workspace, const Stream& stream);
   /// `max_tokens`: new tokens of a step. Caches may be of any length.
   virtual size_t attention_workspace_bytes(const AttentionShape& shape, int64_t max_tokens,
                                            int num_threads) const = 0;
@@ -213,6 +243,9 @@ class DenseOps {
                      const RouterOptions& options, MutableTensorView top_k_index,
                      MutableTensorView top_k_weights, Workspace& workspace,
                      const Stream& stream) = 0;
+  /// rms_norm(), linear() and route(), with the logits in the workspace.
+  virtual void norm_and_route(const NormRouteArgs& args, Workspace& workspace,
+                              const Stream& stream);
   virtual size_t route_workspace_bytes(int64_t num_experts, int num_threads) const = 0;
 
   /// Draws the next tokens where the logits are. A GPU's op: on the CPU there is Sampler, and this

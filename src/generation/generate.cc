@@ -82,7 +82,6 @@ class Generation {
     cache_ = model.new_cache(count, longest);
     if (draws_on_device()) {
       next_.resize(prompts.size());
-      uniform_.resize(prompts.size());
     } else {
       logits_ = Tensor(DType::kF32, {count, model.info().vocab_size});
     }
@@ -144,14 +143,26 @@ class Generation {
   void draw_on_device() {
     SampleRequest request{options_.sampling, {}};
     if (options_.sampling.temperature != 0.0f) {
-      for (size_t i = 0; i < sequences_.size(); ++i) {
-        if (sequences_[i].room > 0) uniform_[i] = sequences_[i].sampler.uniform();
-      }
+      if (uniform_.empty()) draw_numbers(uniform_);
+      draw_numbers(next_uniform_);
       request.uniform = uniform_;
+      request.next_uniform = next_uniform_;
     }
+    // Unless a sequence ends with this token, which only its length tells before.
+    request.goes_on = std::all_of(sequences_.begin(), sequences_.end(),
+                                  [](const Sequence& sequence) { return sequence.room != 1; });
     model_.forward_and_sample({input_, counts_, LogitsRows::kLastOfEach}, *cache_, request, next_);
     for (size_t i = 0; i < sequences_.size(); ++i) {
       if (sequences_[i].room > 0 && next_[i] < 0) fail_on_nan(i, model_.info());
+    }
+    std::swap(uniform_, next_uniform_);
+  }
+
+  // One for each running sequence.
+  void draw_numbers(std::vector<double>& numbers) {
+    numbers.resize(sequences_.size());
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      if (sequences_[i].room > 0) numbers[i] = sequences_[i].sampler.uniform();
     }
   }
 
@@ -194,8 +205,9 @@ class Generation {
   std::vector<Sequence> sequences_;
   std::unique_ptr<KvCache> cache_;
   Tensor logits_;  // [num_sequences, vocab_size] f32; empty when tokens are drawn on the device
-  std::vector<TokenId> next_;    // [num_sequences]
-  std::vector<double> uniform_;  // [num_sequences]
+  std::vector<TokenId> next_;         // [num_sequences]
+  std::vector<double> uniform_;       // [num_sequences] for the next draw; empty before the first
+  std::vector<double> next_uniform_;  // and for the one after it
   std::vector<TokenId> input_;
   std::vector<int64_t> counts_;
   GenerationResult result_;

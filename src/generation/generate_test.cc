@@ -242,6 +242,7 @@ class DrawingModel : public SumModel {
   void forward_and_sample(const ForwardInput& input, KvCache& cache, const SampleRequest& request,
                           std::span<TokenId> next) override {
     ++num_draws;
+    expect_promised(input, request);
     const auto rows = static_cast<int64_t>(input.num_tokens.size());
     std::vector<float> logits(input.num_tokens.size() * kVocab);
     SumModel::forward(input, cache, {logits.data(), DType::kF32, {rows, kVocab}}, nullptr);
@@ -256,11 +257,35 @@ class DrawingModel : public SumModel {
         next[i] = drawn(row, request.options, request.uniform[i]);
       }
     }
+    goes_on_ = request.goes_on;
+    num_goes_on += goes_on_;
+    promised_counts_.assign(input.num_tokens.begin(), input.num_tokens.end());
+    promised_ids_.assign(next.begin(), next.end());
+    promised_uniform_.assign(request.next_uniform.begin(), request.next_uniform.end());
   }
 
   int num_draws = 0;
+  int num_goes_on = 0;   // calls that another one was said to follow
+  int num_followed = 0;  // that it did
 
  private:
+  // A call with as many sequences as were running before is the one that was announced.
+  void expect_promised(const ForwardInput& input, const SampleRequest& request) {
+    std::vector<int64_t> expected;
+    for (const int64_t count : promised_counts_) expected.push_back(std::min<int64_t>(count, 1));
+    if (!goes_on_ || !std::equal(expected.begin(), expected.end(), input.num_tokens.begin())) {
+      return;
+    }
+    ++num_followed;
+    size_t token = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (expected[i] == 0) continue;
+      EXPECT_EQ(input.token_ids[token++], promised_ids_[i]);
+      if (promised_uniform_.empty()) continue;
+      EXPECT_EQ(request.uniform[i], promised_uniform_[i]);
+    }
+  }
+
   static TokenId drawn(std::span<float> logits, const SamplingOptions& options, double uniform) {
     double sum = 0;
     for (const auto& [id, probability] : Sampler(options).probabilities(logits, {})) {
@@ -269,6 +294,11 @@ class DrawingModel : public SumModel {
     }
     return kVocab - 1;
   }
+
+  bool goes_on_ = false;
+  std::vector<int64_t> promised_counts_;
+  std::vector<TokenId> promised_ids_;
+  std::vector<double> promised_uniform_;
 };
 
 TEST(Generate, AModelThatDrawsGetsTheNumbersOfEachSequence) {
@@ -285,7 +315,18 @@ TEST(Generate, AModelThatDrawsGetsTheNumbersOfEachSequence) {
               generate(model, prompts, options).token_ids)
         << temperature;
     EXPECT_EQ(drawing.num_draws, static_cast<int>(drawing.calls.size()));
+    EXPECT_GT(drawing.num_followed, 0) << temperature;
   }
+}
+
+TEST(Generate, AModelThatDrawsIsToldWhichStepsFollow) {
+  auto options = up_to(5);
+  options.ignore_eos = true;
+  DrawingModel model;
+  generate(model, Prompts{{1, 2}, {7}}, options);
+  EXPECT_EQ(model.num_draws, 5);
+  EXPECT_EQ(model.num_goes_on, 4) << "all but the last";
+  EXPECT_EQ(model.num_followed, 4);
 }
 
 TEST(Generate, ARepetitionPenaltyIsDrawnFromLogits) {

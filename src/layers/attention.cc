@@ -50,14 +50,13 @@ void Attention::forward(const TensorView& x, MutableTensorView residual, int64_t
   DenseOps& ops = context.ops;
   const KvStore& cache = context.cache;
   const RopeAngles& rope = context.ropes[config_.rope];
-  ops.finish_qkv({q, k, v, config_.qk_norm, weights_.q_norm, weights_.k_norm, config_.norm_eps,
-                  config_.clip_qkv, rope.cos, rope.sin, context.tokens, cache.keys(layer),
-                  cache.values(layer)},
-                 context.stream);
   const MutableTensorView mixed = context.take(context.compute_dtype, q.shape());
-  ops.attention({q, cache.keys(layer), cache.values(layer), context.tokens, config_.scale,
-                 config_.sliding_window, mixed},
-                context.workspace, context.stream);
+  ops.finish_and_attend({q, k, v, config_.qk_norm, weights_.q_norm, weights_.k_norm,
+                         config_.norm_eps, config_.clip_qkv, rope.cos, rope.sin, context.tokens,
+                         cache.keys(layer), cache.values(layer)},
+                        {q, cache.keys(layer), cache.values(layer), context.tokens, config_.scale,
+                         config_.sliding_window, mixed},
+                        context.workspace, context.stream);
   ops.linear_add(flat(mixed), weights_.o, residual, context.workspace, context.stream);
 }
 

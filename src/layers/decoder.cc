@@ -58,7 +58,7 @@ void Decoder::set_inputs(const DecoderStep& step, const Stream& stream) {
 
 void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& workspace,
                       const Stream& stream, MoeObserver* observer) {
-  plan_.upload(stream);
+  if (!step.has_inputs) plan_.upload(stream);
   const StepTokens& tokens = plan_.tokens();
   const int64_t num_tokens = tokens.num_tokens();
   const Workspace::Scope scope(workspace);
@@ -90,10 +90,10 @@ TensorView Decoder::run_layers(MutableTensorView residual, MutableTensorView rou
       ops_.rms_norm(residual, layer.input_norm, config_.norm_eps, x, context.stream);
     }
     layer.attention->forward(x, residual, l, context);
-    ops_.rms_norm(residual, layer.post_attention_norm, config_.norm_eps, x, context.stream);
+    const Norm norm{layer.post_attention_norm, config_.norm_eps};
     pending = {};
     if (const auto* moe = std::get_if<MoeBlock>(&layer.feed_forward)) {
-      moe->run_experts(x, routed, l, context);
+      moe->run_experts(norm, residual, x, routed, l, context);
       pending = routed;
       if (moe->has_shared_expert()) {
         ops_.add(residual, pending, context.stream);
@@ -103,6 +103,7 @@ TensorView Decoder::run_layers(MutableTensorView residual, MutableTensorView rou
     } else {
       const Workspace::Scope inner(context.workspace);
       const MutableTensorView out = context.take(DType::kF32, residual.shape());
+      ops_.rms_norm(residual, norm.weight, norm.eps, x, context.stream);
       std::get<Mlp>(layer.feed_forward).forward(x, out, context);
       ops_.add(residual, out, context.stream);
     }

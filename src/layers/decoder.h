@@ -44,6 +44,7 @@ struct DecoderStep {
   std::span<const SequenceSpan> sequences;  // cover all tokens, in order
   std::span<const LogitsRow> wanted;        // ascending in both members
   MutableTensorView logits;                 // [rows, vocab_size] f32
+  bool has_inputs = false;  // a draw left them on the device: see StepPlan::next_step()
 };
 
 class Decoder {
@@ -63,6 +64,7 @@ class Decoder {
 
   /// Takes a step's ids, positions and slots; the step before must be done.
   void set_inputs(const DecoderStep& step, const Stream& stream);
+  NextStep next_step() const { return plan_.next_step(); }
   /// Brings the inputs to the device, runs the step and stores its keys and values; lengths of the
   /// cache are the caller's. On a GPU it may be recorded, and serves later steps with the same
   /// numbers of tokens and sequences, the same `wanted`, logits and cache memory.

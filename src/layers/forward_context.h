@@ -12,6 +12,12 @@ namespace cadre {
 
 class KvStore;
 
+/// An RMS norm.
+struct Norm {
+  TensorView weight;  // [width]
+  float eps = 1e-6f;
+};
+
 /// What a MoE layer saw and gave. Views are valid during the call only.
 struct MoeLayerView {
   int64_t layer = 0;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "cadre/tensor.h"
@@ -56,6 +57,7 @@ class KvStore {
   const MutableTensorView& values(int64_t layer) const { return tensor(layer, 1); }
 
   int64_t length(int64_t sequence) const { return lengths_[static_cast<size_t>(sequence)]; }
+  std::span<const int64_t> lengths() const { return lengths_; }  // [num_sequences]
   void set_length(int64_t sequence, int64_t length) {
     lengths_[static_cast<size_t>(sequence)] = length;
   }

@@ -18,13 +18,14 @@ size_t MoeBlock::workspace_bytes(const WorkspaceQuery& query) const {
   return std::max(routed, shared);
 }
 
-void MoeBlock::run_experts(const TensorView& x, MutableTensorView out, int64_t layer,
+void MoeBlock::run_experts(const Norm& norm, const TensorView& residual, MutableTensorView x,
+                           MutableTensorView out, int64_t layer,
                            const ForwardContext& context) const {
   const Workspace::Scope scope(context.workspace);
   const Dims shape{x.dim(0), router_.top_k()};
   const MutableTensorView index = context.take(DType::kI32, shape);
   const MutableTensorView weights = context.take(DType::kF32, shape);
-  router_.forward(x, index, weights, context);
+  router_.forward(norm, residual, x, index, weights, context);
   if (context.observer) context.observer->on_routing({layer, x, index, weights, {}});
   const ExpertsGroup::Choice& choice = group_->choice_for(x.dim(0));
   choice.backend->forward(*choice.layers[static_cast<size_t>(index_)], {x, index, weights, out},

@@ -27,9 +27,10 @@ class MoeBlock {
   int64_t index() const { return index_; }  // in the group
 
   size_t workspace_bytes(const WorkspaceQuery& query) const;
-  /// out [num_tokens, hidden_size] in the compute dtype = routed experts(x)
-  void run_experts(const TensorView& x, MutableTensorView out, int64_t layer,
-                   const ForwardContext& context) const;
+  /// x = norm(residual), out = routed experts(x), both [num_tokens, hidden_size] in the compute
+  /// dtype.
+  void run_experts(const Norm& norm, const TensorView& residual, MutableTensorView x,
+                   MutableTensorView out, int64_t layer, const ForwardContext& context) const;
   bool has_shared_expert() const { return shared_expert_.has_value(); }
   /// residual += shared expert(x)
   void add_shared(const TensorView& x, MutableTensorView residual,

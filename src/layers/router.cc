@@ -17,13 +17,12 @@ size_t Router::workspace_bytes(const WorkspaceQuery& query) const {
                   query.ops.route_workspace_bytes(num_experts, query.num_threads));
 }
 
-void Router::forward(const TensorView& x, MutableTensorView top_k_index,
-                     MutableTensorView top_k_weights, const ForwardContext& context) const {
-  const Workspace::Scope scope(context.workspace);
-  const MutableTensorView logits = context.take(DType::kF32, {x.dim(0), gate_.weight.dim(0)});
-  context.ops.linear(x, gate_, logits, context.workspace, context.stream);
-  context.ops.route(logits, correction_bias_, options_, top_k_index, top_k_weights,
-                    context.workspace, context.stream);
+void Router::forward(const Norm& norm, const TensorView& residual, MutableTensorView x,
+                     MutableTensorView top_k_index, MutableTensorView top_k_weights,
+                     const ForwardContext& context) const {
+  context.ops.norm_and_route({residual, norm.weight, norm.eps, x, gate_, correction_bias_, options_,
+                              top_k_index, top_k_weights},
+                             context.workspace, context.stream);
 }
 
 }  // namespace cadre

@@ -13,8 +13,10 @@ class Router {
 
   int64_t top_k() const { return top_k_; }
   size_t workspace_bytes(const WorkspaceQuery& query) const;
-  /// top_k_index [num_tokens, top_k] i32, top_k_weights [num_tokens, top_k] f32
-  void forward(const TensorView& x, MutableTensorView top_k_index, MutableTensorView top_k_weights,
+  /// x = norm(residual), then its experts: top_k_index [num_tokens, top_k] i32, top_k_weights
+  /// [num_tokens, top_k] f32.
+  void forward(const Norm& norm, const TensorView& residual, MutableTensorView x,
+               MutableTensorView top_k_index, MutableTensorView top_k_weights,
                const ForwardContext& context) const;
 
  private:

@@ -60,6 +60,15 @@ void StepPlan::fill(std::span<const int32_t> token_ids, std::span<const Sequence
   bytes_ = static_cast<size_t>(span - host) * sizeof(int32_t);
 }
 
+NextStep StepPlan::next_step() const {
+  const auto to_write = [](const TensorView& view) {
+    return MutableTensorView(const_cast<void*>(view.data()), view.dtype(), view.shape(),
+                             view.device());
+  };
+  CADRE_ASSERT(tokens_.num_sequences() == tokens_.num_tokens());
+  return {to_write(ids_), to_write(tokens_.positions), to_write(tokens_.spans), nullptr};
+}
+
 void StepPlan::upload(const Stream& stream) const {
   if (host_ == memory_) return;
   device_runtime(stream.device).copy(memory_.get(), host_.get(), bytes_, stream);

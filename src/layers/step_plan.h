@@ -34,6 +34,9 @@ class StepPlan {
   TensorView token_ids() const { return ids_; }     // [num_tokens] i32
   TensorView wanted_rows() const { return rows_; }  // [wanted] i32
   const StepTokens& tokens() const { return tokens_; }
+  /// For a draw after a step with one token a sequence: what it leaves here serves as the inputs of
+  /// the step after it, of the same size, without fill() and upload().
+  NextStep next_step() const;
 
  private:
   int64_t reserved_ = 0;

@@ -11,7 +11,9 @@
 #include "cadre/thread_pool.h"
 #include "cadre/workspace.h"
 #include "layers/decoder.h"
+#include "models/decoder_cache.h"
 #include "models/model_builder.h"
+#include "models/step_ahead.h"
 #include "models/step_graphs.h"
 #include "models/step_outputs.h"
 
@@ -30,6 +32,7 @@ class DecoderModel final : public Model {
   /// `owner` keeps the weights; `weights_bytes` of them: the files' (CPU), or copies on the GPU.
   DecoderModel(ModelInfo info, BuiltModel model, size_t weights_bytes,
                std::shared_ptr<const void> owner, int num_threads);
+  ~DecoderModel() override;
 
   const ModelInfo& info() const override { return info_; }
   MemoryReport memory() const override;
@@ -56,19 +59,24 @@ class DecoderModel final : public Model {
   void set_graphs(bool on) { use_graphs_ = on; }
 
  private:
-  class Cache;
-
   /// What becomes of the logits of a forward.
   struct Outcome {
     MutableTensorView logits = {};           // written here, on either side
     const SampleRequest* request = nullptr;  // or tokens drawn by this
     std::span<TokenId> next = {};            // go here
+    std::shared_ptr<const void> cache = {};  // its life; with a request
   };
 
-  Cache& check_input(const ForwardInput& input, KvCache& cache) const;
+  DecoderCache& check_input(const ForwardInput& input, KvCache& cache) const;
   void check_logits(const ForwardInput& input, const TensorView& logits) const;
   void run_steps(const ForwardInput& input, KvStore& store, const Outcome& outcome,
                  MoeObserver* observer);
+  // The rest of a step that draws and is under way, with the lengths before it: begins with what
+  // follows, if that is wanted, and takes the tokens.
+  void finish_sampled_step(const ForwardInput& input, KvStore& store, const Outcome& outcome);
+  void begin_ahead(const ForwardInput& input, KvStore& store, const Outcome& outcome);
+  // Waits for a step that nobody will ask for, and forgets it.
+  void drop_ahead();
   void run_step(const DecoderStep& step, KvStore& store, const SampleRequest* request,
                 MoeObserver* observer);
   bool can_replay(const DecoderStep& step, const MoeObserver* observer) const;
@@ -94,6 +102,9 @@ class DecoderModel final : public Model {
   bool use_graphs_ = true;
   StepGraphs graphs_;  // after all memory that graphs use
   StepOutputs outputs_;
+  std::optional<StepAhead> ahead_;
+  std::unique_ptr<DeviceEvent> step_done_[2];  // of steps that draw, in turn; null on the CPU
+  size_t step_turn_ = 0;                       // of the last step
   std::shared_ptr<std::atomic<size_t>> cache_bytes_;  // of all living caches
   // A forward's plan, sized by reserve().
   std::vector<SequenceSpan> spans_;

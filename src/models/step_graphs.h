@@ -16,6 +16,7 @@ namespace cadre {
 /// What a recorded step has built in.
 struct StepKey {
   int64_t num_tokens = 0;
+  bool has_inputs = false;  // see DecoderStep
   const void* logits = nullptr;
   const void* cache = nullptr;
   int64_t cache_sequences = 0;

@@ -17,25 +17,27 @@ bool StepOutputs::begin(std::span<LogitsRow> wanted, int64_t vocab_size, Device 
   uniform_ = Tensor(DType::kF64, {rows}, device);
   drawn_ = Tensor(DType::kI32, {rows}, device);
   DeviceRuntime& runtime = device_runtime(device);
-  host_uniform_ = runtime.allocate_pinned(uniform_->nbytes());
-  host_drawn_ = runtime.allocate_pinned(drawn_->nbytes());
+  host_uniform_ = runtime.allocate_pinned(2 * uniform_->nbytes());
+  host_drawn_ = runtime.allocate_pinned(2 * drawn_->nbytes());
   return true;
 }
 
 MutableTensorView StepOutputs::logits() const { return logits_->slice(0, num_rows()); }
 
-void StepOutputs::set_uniform(std::span<const double> uniform) {
-  if (uniform.empty()) return;
-  auto* numbers = static_cast<double*>(host_uniform_.get());
+void StepOutputs::set_uniform(std::span<const double> uniform, const Stream& stream) {
+  if (uniform.empty() || num_rows() == 0) return;
+  uniform_turn_ = 1 - uniform_turn_;
+  auto* numbers = static_cast<double*>(host_uniform_.get()) + uniform_turn_ * num_rows();
   for (size_t i = 0; i < targets_.size(); ++i) {
     numbers[i] = uniform[static_cast<size_t>(targets_[i])];
   }
+  device_runtime(stream.device)
+      .copy(uniform_->mutable_data(), numbers, targets_.size() * sizeof(double), stream);
 }
 
-void StepOutputs::draw(const SamplingOptions& options, Workspace& workspace,
+void StepOutputs::draw(const SamplingOptions& options, NextStep next, Workspace& workspace,
                        const Stream& stream) const {
   if (num_rows() == 0) return;
-  DeviceRuntime& runtime = device_runtime(stream.device);
   SampleArgs args;
   args.logits = logits();
   args.temperature = options.temperature;
@@ -44,16 +46,20 @@ void StepOutputs::draw(const SamplingOptions& options, Workspace& workspace,
   args.min_p = options.min_p;
   args.uniform = uniform_->slice(0, num_rows());
   args.ids = drawn_->slice(0, num_rows());
-  if (options.temperature != 0.0f) {
-    runtime.copy(uniform_->mutable_data(), host_uniform_.get(), args.uniform.nbytes(), stream);
-  }
+  args.next = next;
+  if (next.token_ids) args.next.host_ids = static_cast<int32_t*>(host_drawn_.get());
   dense_ops(stream.device.type).sample(args, workspace, stream);
-  runtime.copy(host_drawn_.get(), drawn_->data(), args.ids.nbytes(), stream);
+  if (next.token_ids) return;
+  device_runtime(stream.device).copy(host_drawn_.get(), drawn_->data(), args.ids.nbytes(), stream);
 }
 
-void StepOutputs::take_tokens(std::span<TokenId> next) const {
+void StepOutputs::take_tokens(std::span<const int64_t> positions, std::span<TokenId> next) const {
   const auto* drawn = static_cast<const TokenId*>(host_drawn_.get());
-  for (size_t i = 0; i < targets_.size(); ++i) next[static_cast<size_t>(targets_[i])] = drawn[i];
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const auto target = static_cast<size_t>(targets_[i]);
+    const int64_t turn = positions.empty() ? 0 : positions[target] % 2;
+    next[target] = drawn[static_cast<size_t>(turn * num_rows()) + i];
+  }
 }
 
 void StepOutputs::bring_logits(const MutableTensorView& logits, const Stream& stream) const {

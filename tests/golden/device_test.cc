@@ -82,6 +82,94 @@ TEST_F(DeviceModel, BatchesOfManySizesReplay) {
   }
 }
 
+// A model with graphs begins with a step while the host looks at the tokens of the one before.
+TEST_F(DeviceModel, StepsBegunAheadChangeNothing) {
+  LoadOptions without = options();
+  without.graphs = false;
+  const auto ahead = load(options());
+  const auto plain = load(without);
+  const std::vector<std::vector<TokenId>> prompts = {{5, 9, 2}, {7, 11, 3, 1, 4}, {8}};
+  for (const float temperature : {0.0f, 1.0f}) {
+    GenerationOptions generation{.max_new_tokens = 40, .ignore_eos = true};
+    generation.sampling.temperature = temperature;
+    generation.sampling.seed = 11;
+    const auto all = generate(*plain, prompts, generation).token_ids;
+    EXPECT_EQ(generate(*ahead, prompts, generation).token_ids, all) << temperature;
+    // Sequences that end one after the other, at tokens that nobody knew before.
+    generation.ignore_eos = false;
+    generation.eos_token_ids = {all[0][7], all[1][15], all[2][11]};
+    const GenerationResult stopped = generate(*ahead, prompts, generation);
+    const GenerationResult expected = generate(*plain, prompts, generation);
+    EXPECT_EQ(stopped.token_ids, expected.token_ids) << temperature;
+    EXPECT_EQ(stopped.finish_reasons, expected.finish_reasons) << temperature;
+    // Ended by the caller: no token comes after that.
+    int calls = 0;
+    const auto stop = [&](int64_t, TokenId) { return ++calls < 10; };
+    const auto one = generate(*ahead, {prompts.data(), 1}, {.max_new_tokens = 40}, stop);
+    EXPECT_EQ(calls, static_cast<int>(one.token_ids[0].size()));
+  }
+}
+
+// Whatever is asked for after a step that said another one follows, it gets what it asked for.
+TEST_F(DeviceModel, AStepBegunInVainIsForgotten) {
+  const auto model = load(options());
+  LoadOptions without = options();
+  without.graphs = false;
+  const auto plain = load(without);
+  const int64_t one = 1;
+  const auto start = [&](Model& m, KvCache& cache, int steps) {
+    const auto count = static_cast<int64_t>(prompt().size());
+    TokenId next = 0;
+    m.forward_and_sample({prompt(), {&count, 1}}, cache, {}, {&next, 1});
+    for (int i = 0; i < steps; ++i) {
+      m.forward_and_sample({{&next, 1}, {&one, 1}}, cache, {.options = {}, .goes_on = true},
+                           {&next, 1});
+    }
+    return next;
+  };
+  const auto step = [&](Model& m, KvCache& cache, TokenId id) {
+    TokenId next = 0;
+    m.forward_and_sample({{&id, 1}, {&one, 1}}, cache, {}, {&next, 1});
+    return next;
+  };
+  const auto follow = [&](Model& m) {
+    std::vector<TokenId> got;
+    const auto cache = m.new_cache(1, 64);
+    const TokenId next = start(m, *cache, 4);
+    got.push_back(step(m, *cache, next));
+    got.push_back(start(m, *cache, 4));
+    got.push_back(step(m, *cache, 17));  // another token
+    start(m, *cache, 3);
+    cache->truncate(0, cache->length(0) - 2);
+    got.push_back(step(m, *cache, 3));
+    start(m, *cache, 3);
+    const auto other = m.new_cache(1, 64);
+    got.push_back(start(m, *other, 2));
+    m.set_experts_implementation("grouped_mm");
+    got.push_back(step(m, *other, 5));
+    m.set_experts_implementation("batched_mm");
+    start(m, *other, 3);
+    m.reserve(8192);
+    got.push_back(step(m, *other, 6));
+    start(m, *other, 3);
+    for (const float logit : decode_logits(m, prompt(), 3)) {
+      got.push_back(static_cast<TokenId>(logit * 1000));
+    }
+    return got;
+  };
+  EXPECT_EQ(follow(*model), follow(*plain));
+  auto cache = model->new_cache(1, 11);  // full after this
+  const TokenId last = start(*model, *cache, 5);
+  cache.reset();
+  cache = model->new_cache(1, 11);
+  EXPECT_EQ(start(*model, *cache, 5), last);
+  EXPECT_THROW(step(*model, *cache, last), InvalidArgument);
+  auto doomed = load(options());
+  cache = doomed->new_cache(1, 64);
+  start(*doomed, *cache, 3);
+  doomed.reset();
+}
+
 TEST_F(DeviceModel, SmallStepsOfGroupedMmTakeBatchedMm) {
   LoadOptions at_four = options();
   at_four.experts_implementation = "grouped_mm";

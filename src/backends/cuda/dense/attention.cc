@@ -3,7 +3,7 @@
 
 #include "backends/cuda/dense/attention_kernels.h"
 #include "backends/cuda/dense/cuda_dense_ops.h"
-#include "backends/cuda/device/device_runtime.h"
+#include "backends/cuda/dense/values.cuh"
 #include "core/check.h"
 
 namespace cadre::cuda {
@@ -12,6 +12,9 @@ namespace {
 constexpr int64_t kEnoughBlocks = 66;  // half an H200: more blocks than that need no splits
 
 AttentionCall call_of(const AttentionArgs& args) {
+  CADRE_ASSERT(args.q.dim(1) % args.keys.dim(1) == 0 && args.q.dim(2) == args.keys.dim(3));
+  CADRE_ASSERT(args.q.dtype() == args.keys.dtype() && args.keys.dtype() == args.values.dtype() &&
+               args.out.dtype() == args.q.dtype());
   AttentionCall call;
   call.dtype = args.q.dtype();
   call.q = args.q.data();
@@ -36,12 +39,6 @@ bool fits_tensor_cores(const AttentionCall& call) {
          aligned(call.q) && aligned(call.keys) && aligned(call.values) && aligned(call.out);
 }
 
-// Hopper and the data centre GPUs after it.
-bool has_clusters(const Stream& stream) {
-  const int capability = compute_capability(stream.device.index);
-  return capability >= 90 && capability < 110;
-}
-
 // How many blocks share a tile's keys. Only numbers that a recorded graph keeps say so: of tokens
 // and sequences, and the caches' length.
 int32_t splits_of(const AttentionCall& call, bool cluster) {
@@ -61,21 +58,17 @@ int32_t splits_of(const AttentionCall& call, bool cluster) {
   return splits;
 }
 
-}  // namespace
+bool is_for_many(const AttentionCall& call) {
+  return call.num_tokens * call.group > 64 * call.num_sequences &&
+         max_tiles(call, kManyRows) * call.num_kv_heads >= kEnoughBlocks;
+}
 
-void CudaDenseOps::attention(const AttentionArgs& args, Workspace& workspace,
-                             const Stream& stream) {
-  CADRE_ASSERT(args.q.dim(1) % args.keys.dim(1) == 0 && args.q.dim(2) == args.keys.dim(3));
-  CADRE_ASSERT(args.q.dtype() == args.keys.dtype() && args.keys.dtype() == args.values.dtype() &&
-               args.out.dtype() == args.q.dtype());
-  AttentionCall call = call_of(args);
+void attend(AttentionCall call, Workspace& workspace, const Stream& stream) {
   if (call.num_tokens == 0) return;
   const bool fits = fits_tensor_cores(call);
-  const bool many = call.num_tokens * call.group > 64 * call.num_sequences &&
-                    max_tiles(call, kManyRows) * call.num_kv_heads >= kEnoughBlocks;
-  if (fits && many) return attend_many(call, stream);
+  if (fits && is_for_many(call)) return attend_many(call, stream);
   const Workspace::Scope scope(workspace);
-  const bool cluster = fits && has_clusters(stream);
+  const bool cluster = fits && has_large_clusters(stream);
   call.num_splits = splits_of(call, cluster);
   if (call.num_splits > 1 && !cluster) {
     const int64_t blocks = max_tiles(call, kFewRows) * call.num_kv_heads;
@@ -88,6 +81,28 @@ void CudaDenseOps::attention(const AttentionArgs& args, Workspace& workspace,
     attend_any(call, stream);
   }
   if (call.partials != nullptr) join_splits(call, stream);
+}
+
+}  // namespace
+
+void CudaDenseOps::attention(const AttentionArgs& args, Workspace& workspace,
+                             const Stream& stream) {
+  attend(call_of(args), workspace, stream);
+}
+
+void CudaDenseOps::finish_and_attend(const QkvArgs& qkv, const AttentionArgs& args,
+                                     Workspace& workspace, const Stream& stream) {
+  AttentionCall call = call_of(args);
+  const std::span<const SequenceSpan> sequences = args.tokens.sequences;
+  const bool one_each = std::all_of(sequences.begin(), sequences.end(),
+                                    [](const SequenceSpan& s) { return s.num_tokens == 1; });
+  if (one_each && qkv.qk_norm != QkNorm::kWholeProjection && fits_tensor_cores(call) &&
+      !is_for_many(call)) {
+    call.fresh = finish_args(qkv);
+    call.is_fresh = takes_fresh(call);
+  }
+  if (!call.is_fresh) finish_qkv(qkv, stream);
+  attend(call, workspace, stream);
 }
 
 size_t CudaDenseOps::attention_workspace_bytes(const AttentionShape& shape, int64_t /*max_tokens*/,

@@ -6,6 +6,7 @@
 #include <cooperative_groups.h>
 
 #include "backends/cuda/dense/attention_tiles.cuh"
+#include "backends/cuda/dense/finish.cuh"
 #include "backends/cuda/dense/mma.cuh"
 
 namespace cadre::cuda {
@@ -47,6 +48,56 @@ __device__ inline void request_keys(const AttentionCall& call, const uint16_t* k
     copy_async(to + S::kTileBytes, values + from, valid);
   }
 }
+
+/// What a block finishes by itself when each sequence has one new token: the queries of its group
+/// and, in the block that has the token's position, its key and value.
+template <typename T, int kDim>
+struct FreshHeads {
+  static constexpr int kKeyRow = kFewRows;
+  static constexpr int kValueRow = kFewRows + 1;
+  static constexpr int kPitch = kDim + 8;  // no two of eight rows in one bank
+
+  T rows[kFewRows + 2][kPitch];
+
+  /// By all threads; the rows are there after a barrier.
+  __device__ void finish(const AttentionCall& call, const AttentionTile& tile, int32_t kv_head,
+                         bool has_position) {
+    constexpr int kLanes = kDim / 8;
+    constexpr int kAtOnce = 32 * FewShape<kDim>::kWarps / kLanes;
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int heads = call.group + (has_position ? 2 : 0);
+    for (int first = 0; first < heads; first += kAtOnce) {
+      const int index = first + static_cast<int>(threadIdx.x) / kLanes;
+      const int which = max(0, index - call.group + 1);  // q, k, v
+      const HeadArgs& part = call.fresh.parts[min(which, 2)];
+      const int64_t head = which > 0 ? kv_head : kv_head * call.group + index;
+      float x[8];
+      finish_eight<kLanes>(call.fresh, part, tile.first_token, head, lane, x);
+      if (index >= heads) continue;
+      store_eight(x, rows[which == 0 ? index : kFewRows - 1 + which], call.dtype, 8 * lane);
+      if (which == 0) continue;
+      const int64_t to = cache_offset(call, tile, kv_head) + static_cast<int64_t>(tile.past) * kDim;
+      store_eight(x, part.cache, call.dtype, to + 8 * lane);
+    }
+  }
+
+  /// Key and value into a stage, as its key number `key`. By one warp.
+  __device__ void put(uint32_t stage, int key) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int kPieces = FewShape<kDim>::kPieces;
+    for (int i = lane; i < 2 * kPieces; i += 32) {
+      const int piece = i % kPieces;
+      const bool is_key = i < kPieces;
+      const uint4 bits =
+          *reinterpret_cast<const uint4*>(&rows[is_key ? kKeyRow : kValueRow][8 * piece]);
+      const uint32_t to =
+          stage + piece_offset<kDim>(key, piece) + (is_key ? 0 : FewShape<kDim>::kTileBytes);
+      asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(bits.x), "r"(bits.y),
+                   "r"(bits.z), "r"(bits.w)
+                   : "memory");
+    }
+  }
+};
 
 /// The rows' running softmax of one warp: rows g and g + 8 of the lane.
 template <int kDim>
@@ -229,7 +280,7 @@ __device__ inline void leave_partial(const AttentionCall& call, const float* res
   }
 }
 
-template <typename T, int kDim>
+template <typename T, int kDim, bool kFresh>
 __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
     attend_few_kernel(const __grid_constant__ AttentionCall call) {
   using S = FewShape<kDim>;
@@ -257,16 +308,23 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
   constexpr int kStride = S::kWarps * S::kKeys;
   int32_t next = begin + warp * S::kKeys;
   int ahead = 0;
+  const int32_t stored = kFresh ? min(end, tile.past) : end;  // keys in the cache
   const auto request = [&] {
-    request_keys<kDim>(call, keys, values, next, end, ring + ahead * S::kStageBytes);
+    request_keys<kDim>(call, keys, values, next, stored, ring + ahead * S::kStageBytes);
     commit_copies();
     next += kStride;
     ++ahead;
   };
   // What was there before this step does not depend on the kernel ahead.
-  while (ahead < S::kStages - 1 && min(next + S::kKeys, end) <= tile.past) request();
+  while (ahead < S::kStages - 1 && min(next + S::kKeys, stored) <= tile.past) request();
   begin_short();
   while (ahead < S::kStages - 1) request();
+  __shared__ __align__(16) unsigned char fresh_memory[kFresh ? sizeof(FreshHeads<T, kDim>) : 16];
+  auto& fresh = *reinterpret_cast<FreshHeads<T, kDim>*>(fresh_memory);
+  if constexpr (kFresh) {
+    fresh.finish(call, tile, kv_head, begin <= tile.past && tile.past < end);
+    __syncthreads();
+  }
   int32_t positions[2];
   uint32_t q[kDim / 16][4];
 #pragma unroll
@@ -276,8 +334,14 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
     const int64_t from = row_offset(call, tile, kv_head, row);
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
-      q[k][half] = load_query(call, from, 16 * k + 2 * (lane % 4));
-      q[k][2 + half] = load_query(call, from, 16 * k + 2 * (lane % 4) + 8);
+      const int d = 16 * k + 2 * (lane % 4);
+      if constexpr (kFresh) {
+        q[k][half] = *reinterpret_cast<const uint32_t*>(&fresh.rows[row][d]);
+        q[k][2 + half] = *reinterpret_cast<const uint32_t*>(&fresh.rows[row][d + 8]);
+      } else {
+        q[k][half] = load_query(call, from, d);
+        q[k][2 + half] = load_query(call, from, d + 8);
+      }
     }
   }
   FewState<kDim> state;
@@ -287,6 +351,12 @@ __global__ void __launch_bounds__(32 * FewShape<kDim>::kWarps)
     request();
     wait_for_copies<S::kStages - 1>();
     __syncwarp();
+    if constexpr (kFresh) {
+      if (tile.past - first >= 0 && tile.past - first < S::kKeys) {
+        fresh.put(ring + stage * S::kStageBytes, tile.past - first);
+        __syncwarp();
+      }
+    }
     attend_keys<T, kDim>(call, q, positions, first, end, ring + stage * S::kStageBytes, state);
     __syncwarp();
     stage = stage == S::kStages - 1 ? 0 : stage + 1;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/dense/finish.h"
 #include "cadre/dtype.h"
 #include "cadre/stream.h"
 
@@ -29,6 +30,8 @@ struct AttentionCall {
   float scale = 1;
   int32_t num_splits = 1;     // blocks that share the keys of a tile
   float* partials = nullptr;  // with splits: see partial_floats(); null: they are one cluster
+  bool is_fresh = false;      // q, keys and values of the step are still to be finished by `fresh`
+  FinishArgs fresh = {};      // only for attend_few(): takes_fresh()
 };
 
 inline constexpr int kFewRows = 16;           // rows of a tile of attend_few() and attend_any()
@@ -52,6 +55,8 @@ inline int64_t max_tiles(const AttentionCall& call, int64_t rows) {
 /// splits of a tile are one and need no partials. Keys and values of tokens before the step's own
 /// may be read before the kernel ahead has ended, as weights are.
 void attend_few(const AttentionCall& call, const Stream& stream);
+/// Whether attend_few() can finish what is fresh itself: one token for each sequence.
+bool takes_fresh(const AttentionCall& call);
 /// Many rows a sequence; no splits. The same conditions.
 void attend_many(const AttentionCall& call, const Stream& stream);
 /// Whatever the others do not take: float32, any head_dim up to 256, any alignment.

@@ -182,6 +182,72 @@ TEST_F(GpuAttention, ARecordedStepFollowsItsTensors) {
   }
 }
 
+// In one launch where that is possible, the bits of two.
+TEST_F(GpuAttention, FinishingFirstOrInOneLaunch) {
+  struct Case {
+    Shape shape;
+    QkNorm norm;
+    std::optional<float> clip;
+    int64_t rotary_dim;
+    std::vector<SequenceSpan> sequences;
+  };
+  const std::vector<SequenceSpan> three = {{1, 0, 1, 700}, {2, 1, 1, 0}, {0, 2, 1, 16}};
+  for (const Case& c : {Case{{32, 4, 128, 0}, QkNorm::kPerHead, {}, 128, three},
+                        Case{{16, 8, 64, 0}, QkNorm::kNone, {}, 64, three},
+                        Case{{16, 1, 256, 0}, QkNorm::kPerHead, {}, 256, three},
+                        Case{{8, 2, 128, 33}, QkNorm::kNone, 0.8f, 128, three},
+                        Case{{6, 2, 128, 0}, QkNorm::kPerHead, {}, 64, three},
+                        Case{{8, 2, 128, 0}, QkNorm::kWholeProjection, {}, 128, three},
+                        Case{{6, 3, 80, 0}, QkNorm::kPerHead, {}, 80, three},
+                        Case{{34, 2, 64, 0}, QkNorm::kPerHead, {}, 64, three},
+                        Case{{8, 1, 128, 0}, QkNorm::kPerHead, {}, 128, {{1, 0, 1, 4990}}},
+                        Case{{8, 2, 64, 0}, QkNorm::kPerHead, {}, 64, {{1, 0, 1, 127}}},
+                        Case{{8, 2, 128, 0}, QkNorm::kPerHead, {}, 128, {{1, 0, 2, 127}}}}) {
+    const SequenceSpan& last = c.sequences.back();
+    const int64_t rows = last.first_row + last.num_tokens;
+    for (const DType dtype : kComputeDtypes) {
+      fill(dtype, c.shape, rows, 5000);
+      const auto [heads, kv_heads, dim, window] = c.shape;
+      const GpuTokens tokens = gpu_tokens(c.sequences, stream_);
+      const bool whole = c.norm == QkNorm::kWholeProjection;
+      const Tensor q = random(dtype, {rows, heads, dim});
+      const Tensor k = random(dtype, {rows, kv_heads, dim});
+      const Tensor v = random(dtype, {rows, kv_heads, dim});
+      const Tensor q_norm = to_gpu(random(dtype, {dim * (whole ? heads : 1)}).view());
+      const Tensor k_norm = to_gpu(random(dtype, {dim * (whole ? kv_heads : 1)}).view());
+      const Tensor cos = to_gpu(random(DType::kF32, {rows, c.rotary_dim / 2}).view());
+      const Tensor sin = to_gpu(random(DType::kF32, {rows, c.rotary_dim / 2}).view());
+      std::vector<std::vector<std::byte>> results;
+      for (const bool in_one : {false, true}) {
+        const Tensor gpu_q = to_gpu(q.view());
+        const Tensor gpu_k = to_gpu(k.view());
+        const Tensor gpu_v = to_gpu(v.view());
+        const Tensor keys = to_gpu(to_host(keys_.view()).view());
+        const Tensor values = to_gpu(to_host(values_.view()).view());
+        const QkvArgs qkv{gpu_q,         gpu_k, gpu_v,  c.norm,     q_norm.view(),
+                          k_norm.view(), 1e-6f, c.clip, cos.view(), sin.view(),
+                          tokens.get(),  keys,  values};
+        const AttentionArgs attention{gpu_q.view(), keys.view(), values.view(), tokens.get(),
+                                      scale(),      window,      out_};
+        poison(out_);
+        if (in_one) {
+          ops_->finish_and_attend(qkv, attention, *workspace_, stream_);
+        } else {
+          ops_->finish_qkv(qkv, stream_);
+          ops_->attention(attention, *workspace_, stream_);
+        }
+        for (const MutableTensorView& result : {out_.view(), keys.view(), values.view()}) {
+          results.push_back(bits(result));
+        }
+      }
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(results[i], results[i + 3])
+            << name_of(dtype) << " heads " << heads << " dim " << dim << " result " << i;
+      }
+    }
+  }
+}
+
 TEST_F(GpuAttention, ScoresOfAnyMagnitude) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const float magnitude : {1e-20f, 1e3f, 1e18f}) {

@@ -45,12 +45,16 @@ class CudaDenseOps final : public DenseOps {
                 const Stream& stream) override;
   void finish_qkv(const QkvArgs& args, const Stream& stream) override;
   void attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) override;
+  void finish_and_attend(const QkvArgs& qkv, const AttentionArgs& attention, Workspace& workspace,
+                         const Stream& stream) override;
   size_t attention_workspace_bytes(const AttentionShape& shape, int64_t max_tokens,
                                    int num_threads) const override;
   void route(const TensorView& logits, const TensorView& correction_bias,
              const RouterOptions& options, MutableTensorView top_k_index,
              MutableTensorView top_k_weights, Workspace& workspace, const Stream& stream) override;
   size_t route_workspace_bytes(int64_t num_experts, int num_threads) const override;
+  void norm_and_route(const NormRouteArgs& args, Workspace& workspace,
+                      const Stream& stream) override;
   void sample(const SampleArgs& args, Workspace& workspace, const Stream& stream) override;
   size_t sample_workspace_bytes(int64_t num_rows, int64_t vocab_size) const override;
 };

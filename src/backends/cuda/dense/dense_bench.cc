@@ -340,7 +340,6 @@ void bench_layer(Bench& bench, double read_bytes_per_s) {
     const Tensor k(DType::kBF16, {rows, 4, 128}, kGpu);
     const Tensor v(DType::kBF16, {rows, 4, 128}, kGpu);
     const Tensor mixed(DType::kBF16, {rows, 32, 128}, kGpu);
-    const Tensor logits(DType::kF32, {rows, 128}, kGpu);
     const Tensor ids(DType::kI32, {rows, 8}, kGpu);
     const Tensor weights(DType::kF32, {rows, 8}, kGpu);
     const Tensor angles = bench.random(DType::kF32, {rows, 64});
@@ -354,8 +353,8 @@ void bench_layer(Bench& bench, double read_bytes_per_s) {
                                         v->reshape({rows, 512})};
       if (parts & 1) ops.rms_norm(residual.view(), l.norm.view(), 1e-6f, x, s);
       if (parts & 2) ops.linear_group(x.view(), all, outs, bench.workspace(), s);
-      if (parts & 4) {
-        ops.finish_qkv({q,
+      const StepTokens tokens = step.tokens();
+      const QkvArgs qkv{q,
                         k,
                         v,
                         QkNorm::kPerHead,
@@ -365,28 +364,24 @@ void bench_layer(Bench& bench, double read_bytes_per_s) {
                         {},
                         angles.view(),
                         angles.view(),
-                        step.tokens(),
+                        tokens,
                         l.keys,
-                        l.values},
-                       s);
-      }
+                        l.values};
+      const AttentionArgs attention{q.view(), l.keys.view(), l.values.view(), tokens, 0.0883883f,
+                                    0,        mixed};
+      if (parts & 4) ops.finish_and_attend(qkv, attention, bench.workspace(), s);
       if (parts & 8) {
-        ops.attention(
-            {q.view(), l.keys.view(), l.values.view(), step.tokens(), 0.0883883f, 0, mixed},
-            bench.workspace(), s);
-      }
-      if (parts & 16) {
         ops.linear_add(mixed->reshape({rows, 4096}), {l.o.view(), {}}, residual, bench.workspace(),
                        s);
       }
-      if (parts & 32) {
-        ops.rms_norm(residual.view(), l.norm.view(), 1e-6f, x, s);
+      if (parts & 16) {
+        ops.norm_and_route(
+            {residual.view(), l.norm.view(), 1e-6f, x, {l.router.view(), {}}, {}, {}, ids, weights},
+            bench.workspace(), s);
       }
-      if (parts & 64) ops.linear(x.view(), {l.router.view(), {}}, logits, bench.workspace(), s);
-      if (parts & 128) ops.route(logits.view(), {}, {}, ids, weights, bench.workspace(), s);
     };
     const double floor = 38.3e6 / read_bytes_per_s * 1e6;
-    for (const int parts : {255, 254, 253, 251, 247, 239, 127, 18}) {
+    for (const int parts : {31, 30, 29, 27, 23, 15, 10}) {
       const double us = bench.us(kLayers, [&](int i) { run(i, parts); });
       std::printf("layer T=%-3ld parts %3d %8.2f us, weights alone %5.2f us\n",
                   static_cast<long>(rows), parts, us, floor);

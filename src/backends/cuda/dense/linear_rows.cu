@@ -286,7 +286,10 @@ void run(LinearRows& args, const Stream& stream) {
   using S = Shape<kRows, kTiles, kHeld>;
   const int32_t tiles = set_tiles(args, S::kColumns);
   if (tiles == 0) return;
-  const int blocks = std::min(tiles, properties_of(stream.device.index).num_multiprocessors);
+  // As few blocks as take no longer: what runs beside them, attention above all, has room at once.
+  const int most = properties_of(stream.device.index).num_multiprocessors;
+  const int rounds = (tiles + most - 1) / most;
+  const int blocks = (tiles + rounds - 1) / rounds;
   const auto kernel = linear_rows_kernel<T, kRows, kTiles, kHeld>;
   allow_shared_memory(kernel, S::kSharedBytes);
   launch("linear_rows_kernel", kernel, static_cast<unsigned>(blocks), kThreads, S::kSharedBytes,

@@ -1,7 +1,7 @@
 // Rotary positions, the way of fresh keys and values into the cache, and both together with the
 // norms in one launch.
 #include "backends/cuda/dense/cuda_dense_ops.h"
-#include "backends/cuda/dense/values.cuh"
+#include "backends/cuda/dense/finish.cuh"
 #include "core/check.h"
 
 namespace cadre::cuda {
@@ -27,39 +27,6 @@ __global__ void __launch_bounds__(kThreads)
   sincosf(angle, &sine, &cosine);
   cos_out[index] = cosine * scale;
   sin_out[index] = sine * scale;
-}
-
-// What happens to a head of q, k or v.
-struct HeadArgs {
-  void* x;             // [num_tokens, heads, head_dim]
-  const void* weight;  // norm weight; null: no norm
-  DType weight_dtype;
-  int64_t weight_stride;  // elements from one head's weights to the next's
-  int64_t heads;
-  bool rotates;
-  void* cache;  // null: in place
-};
-
-struct FinishArgs {
-  HeadArgs parts[3];  // those with 0 heads are left out
-  DType dtype;
-  int64_t num_tokens;
-  int64_t head_dim;
-  int64_t half;
-  const float* cos;
-  const float* sin;
-  float eps;
-  bool clips;
-  float limit;
-  const int32_t* slots;
-  const int32_t* positions;
-  int64_t kv_heads;    // of the caches
-  int64_t max_tokens;  // of the caches
-};
-
-__device__ float clipped(const FinishArgs& args, float x) {
-  if (!args.clips) return x;
-  return x < -args.limit ? -args.limit : (x > args.limit ? args.limit : x);  // keeps NaN
 }
 
 // kWidth neighbouring elements.
@@ -187,8 +154,7 @@ __device__ void finish_head(const FinishArgs& args, const HeadArgs& part, int64_
   });
 }
 
-// 16-bit heads of 8 * kLanes elements, all of which rotate or none: kLanes lanes for each head,
-// eight elements each.
+// kLanes lanes for each head.
 template <typename T, int kLanes>
 __global__ void __launch_bounds__(kHeadThreads)
     finish_wide_kernel(const __grid_constant__ FinishArgs args) {
@@ -204,43 +170,13 @@ __global__ void __launch_bounds__(kHeadThreads)
   int p = 0;
   while (head >= args.parts[p].heads) head -= args.parts[p++].heads;
   const HeadArgs& part = args.parts[p];
-  int64_t slot = 0;
-  int64_t position = 0;
-  if (part.cache != nullptr) {
-    slot = args.slots[token];
-    position = args.positions[token];
-  }
   T* out = static_cast<T*>(part.x) + (token * part.heads + head) * (8 * kLanes);
-  float x[8];
-  load_eight(out, args.dtype, 8 * lane, x);
-  float cosine[8];
-  float sine[8];
-  if (part.rotates) {
-    const int64_t angle = token * args.half + 8 * (lane % (kLanes / 2));
-    load_eight(args.cos, DType::kF32, angle, cosine);
-    load_eight(args.sin, DType::kF32, angle, sine);
-  }
-  float factor = 0;
-  float weight[8];
-  if (part.weight != nullptr) {
-    load_eight(part.weight, part.weight_dtype, head * part.weight_stride + 8 * lane, weight);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) factor += x[j] * x[j];
-  }
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) factor += __shfl_xor_sync(~0u, factor, step);
-  factor = 1.0f / sqrtf(factor / (8 * kLanes) + args.eps);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (part.weight != nullptr) x[j] *= factor * weight[j];
-    x[j] = clipped(args, x[j]);
-    const float other = __shfl_xor_sync(~0u, x[j], kLanes / 2);
-    if (part.rotates) x[j] = x[j] * cosine[j] + (lane < kLanes / 2 ? -other : other) * sine[j];
-  }
   if (part.cache != nullptr) {
-    const int64_t row = (slot * args.kv_heads + head) * args.max_tokens + position;
-    out = static_cast<T*>(part.cache) + row * (8 * kLanes);
+    const int64_t row = (args.slots[token] * args.kv_heads + head) * args.max_tokens;
+    out = static_cast<T*>(part.cache) + (row + args.positions[token]) * (8 * kLanes);
   }
+  float x[8];
+  finish_eight<kLanes>(args, part, token, head, lane, x);
   if (is_there) store_eight(x, out, args.dtype, 8 * lane);
 }
 
@@ -304,18 +240,6 @@ void finish(const FinishArgs& args, bool whole_rows, const Stream& stream) {
   launch("finish_heads_kernel", finish_heads_kernel<T, kWidth>,
          blocks_for(args.num_tokens * heads, kHeadThreads / 32), kHeadThreads, 0, stream_of(stream),
          mode, args);
-}
-
-bool fits_wide(const FinishArgs& args) {
-  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  const int64_t heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
-  bool fits = args.dtype != DType::kF32 && aligned(args.cos) && aligned(args.sin) &&
-              args.num_tokens * heads * 32 < INT32_MAX;
-  for (const HeadArgs& part : args.parts) {
-    fits = fits && aligned(part.x) && aligned(part.cache) && aligned(part.weight) &&
-           (!part.rotates || 2 * args.half == args.head_dim);
-  }
-  return fits;
 }
 
 template <typename T, int kLanes>
@@ -416,7 +340,7 @@ void CudaDenseOps::store_kv(const TensorView& x, const StepTokens& tokens, Mutab
   finish(args, false, stream);
 }
 
-void CudaDenseOps::finish_qkv(const QkvArgs& qkv, const Stream& stream) {
+FinishArgs finish_args(const QkvArgs& qkv) {
   FinishArgs args = finish_args(qkv.q);
   CADRE_ASSERT(qkv.k.dim(1) == qkv.keys.dim(1) && qkv.values.shape() == qkv.keys.shape());
   set_angles(args, qkv.cos, qkv.sin);
@@ -430,17 +354,32 @@ void CudaDenseOps::finish_qkv(const QkvArgs& qkv, const Stream& stream) {
   q.rotates = k.rotates = true;
   k.cache = qkv.keys.mutable_data();
   v.cache = qkv.values.mutable_data();
-  if (qkv.qk_norm != QkNorm::kNone) {
-    const bool per_head = qkv.qk_norm == QkNorm::kPerHead;
-    for (const auto& [part, weight] : {std::pair{&q, &qkv.q_norm}, {&k, &qkv.k_norm}}) {
-      part->weight = weight->data();
-      part->weight_dtype = weight->dtype();
-      part->weight_stride = per_head ? 0 : args.head_dim;
-      CADRE_ASSERT(weight->numel() == args.head_dim * (per_head ? 1 : part->heads) &&
-                   (weight->dtype() == args.dtype || weight->dtype() == DType::kF32));
-    }
+  if (qkv.qk_norm == QkNorm::kNone) return args;
+  const bool per_head = qkv.qk_norm == QkNorm::kPerHead;
+  for (const auto& [part, weight] : {std::pair{&q, &qkv.q_norm}, {&k, &qkv.k_norm}}) {
+    part->weight = weight->data();
+    part->weight_dtype = weight->dtype();
+    part->weight_stride = per_head ? 0 : args.head_dim;
+    CADRE_ASSERT(weight->numel() == args.head_dim * (per_head ? 1 : part->heads) &&
+                 (weight->dtype() == args.dtype || weight->dtype() == DType::kF32));
   }
-  finish(args, qkv.qk_norm == QkNorm::kWholeProjection, stream);
+  return args;
+}
+
+bool fits_wide(const FinishArgs& args) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  const int64_t heads = args.parts[0].heads + args.parts[1].heads + args.parts[2].heads;
+  bool fits = args.dtype != DType::kF32 && aligned(args.cos) && aligned(args.sin) &&
+              args.num_tokens * heads * 32 < INT32_MAX;
+  for (const HeadArgs& part : args.parts) {
+    fits = fits && aligned(part.x) && aligned(part.cache) && aligned(part.weight) &&
+           (!part.rotates || 2 * args.half == args.head_dim);
+  }
+  return fits;
+}
+
+void CudaDenseOps::finish_qkv(const QkvArgs& qkv, const Stream& stream) {
+  finish(finish_args(qkv), qkv.qk_norm == QkNorm::kWholeProjection, stream);
 }
 
 }  // namespace cadre::cuda

@@ -54,6 +54,40 @@ class GpuSample : public GpuOpsTest {
   }
 };
 
+// What a draw leaves for the step after it.
+TEST_F(GpuSample, TheNextStepBeginsWithWhatWasDrawn) {
+  constexpr int64_t kRows = 3;
+  constexpr int64_t kVocab = 5000;
+  const Tensor logits = random(DType::kF32, {kRows, kVocab});
+  std::fill_n(logits->as<float>() + kVocab, kVocab, NAN);  // the second row gives no token
+  const Tensor gpu_logits = to_gpu(logits.view());
+  const Tensor uniform = to_gpu(vector_tensor<double>(DType::kF64, {0.5, 0.5, 0.5}).view());
+  for (const float temperature : {0.0f, 1.0f}) {
+    const GpuTokens tokens = gpu_tokens({{4, 0, 1, 7}, {0, 1, 1, 8}, {2, 2, 1, 0}}, stream_);
+    const Tensor ids = poisoned(DType::kI32, {kRows});
+    const Tensor token_ids = poisoned(DType::kI32, {kRows});
+    const auto host = runtime_->allocate_pinned(2 * kRows * sizeof(int32_t));
+    auto* drawn = static_cast<int32_t*>(host.get());
+    std::fill_n(drawn, 2 * kRows, -2);
+    SampleArgs args;
+    args.logits = gpu_logits.view();
+    args.temperature = temperature;
+    args.uniform = uniform.view();
+    args.ids = ids;
+    args.next = {token_ids, tokens.positions, tokens.spans, drawn};
+    ops_->sample(args, *workspace_, stream_);
+    const Tensor got = to_host(ids.view());
+    const std::vector<int32_t> id(got->as<int32_t>(), got->as<int32_t>() + kRows);
+    EXPECT_EQ(id[1], -1);
+    EXPECT_EQ(values(token_ids.view()), (std::vector<double>{1.0 * id[0], 0, 1.0 * id[2]}));
+    EXPECT_EQ(values(tokens.positions.view()), (std::vector<double>{8, 9, 1}));
+    EXPECT_EQ(values(tokens.spans.view()),
+              (std::vector<double>{4, 0, 1, 8, 0, 1, 1, 9, 2, 2, 1, 1}));
+    EXPECT_EQ(std::vector<int32_t>(drawn, drawn + 2 * kRows),
+              (std::vector<int32_t>{-2, -1, id[2], id[0], -2, -2}));
+  }
+}
+
 TEST_F(GpuSample, GreedyTakesTheLargestAndOfEqualsTheFirst) {
   for (const int64_t vocab : {1, 5, 4096, 4097, 151936}) {
     const Tensor logits = random(DType::kF32, {5, vocab});

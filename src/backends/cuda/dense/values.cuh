@@ -21,6 +21,12 @@ inline Launch dependent_launch(const Stream& stream) {
   return compute_capability(stream.device.index) >= 90 ? Launch::kDependent : Launch::kPlain;
 }
 
+/// Clusters of 16 blocks: Hopper and the data centre GPUs after it.
+inline bool has_large_clusters(const Stream& stream) {
+  const int capability = compute_capability(stream.device.index);
+  return capability >= 90 && capability < 110;
+}
+
 /// True when vectors of eight elements may be loaded everywhere in rows of `width`.
 inline bool allows_vectors(const void* data, int64_t width) {
   return width % 8 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
@@ -145,6 +151,12 @@ __device__ inline void store_eight(const float (&x)[8], void* data, DType dtype,
   }
   *reinterpret_cast<uint4*>(static_cast<uint16_t*>(data) + i) = {words[0], words[1], words[2],
                                                                  words[3]};
+}
+
+/// Ordered as the values are; +0 and -0 are the same. Not for NaN. 0 is below all keys.
+__device__ inline uint32_t key_of(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
 __device__ inline float warp_sum(float x) {

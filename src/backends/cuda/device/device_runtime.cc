@@ -5,6 +5,7 @@
 
 #include "backends/cuda/device/check.h"
 #include "backends/cuda/device/cublas_lt.h"
+#include "backends/cuda/device/event.h"
 #include "backends/cuda/device/upload.h"
 #include "cadre/error.h"
 #include "core/str_cat.h"
@@ -49,6 +50,15 @@ class CudaStream final : public DeviceStream {
 
  private:
   Stream stream_;
+};
+
+class CudaEvent final : public DeviceEvent {
+ public:
+  void record(const Stream& stream) override { event_.record(stream_of(stream)); }
+  void wait() override { event_.synchronize(); }
+
+ private:
+  Event event_{cudaEventDisableTiming};
 };
 
 class CudaGraph final : public DeviceGraph {
@@ -156,6 +166,11 @@ class CudaRuntime final : public DeviceRuntime {
 
   std::unique_ptr<DeviceStream> make_stream(int index, ThreadPool* threads) override {
     return std::make_unique<CudaStream>(index, threads);
+  }
+
+  std::unique_ptr<DeviceEvent> make_event(int index) override {
+    const DeviceGuard guard(index);
+    return std::make_unique<CudaEvent>();
   }
 
   void synchronize(const Stream& stream) override {

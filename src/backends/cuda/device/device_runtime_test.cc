@@ -147,6 +147,26 @@ TEST(CudaRuntime, TheCurrentDeviceComesBack) {
   EXPECT_EQ(current, 0);
 }
 
+TEST(CudaRuntime, AnEventWaitsForWhatCameBeforeIt) {
+  CADRE_REQUIRE_GPU();
+  DeviceRuntime& runtime = Gpu::runtime();
+  const auto stream = runtime.make_stream(0, nullptr);
+  constexpr size_t kBytes = size_t{64} << 20;
+  const Tensor a(DType::kU8, {static_cast<int64_t>(kBytes)}, {DeviceType::kCuda, 0});
+  const auto host = runtime.allocate_pinned(2 * kBytes);
+  auto* first = static_cast<uint8_t*>(host.get());
+  const auto event = runtime.make_event(0);
+  for (int round = 1; round <= 3; ++round) {
+    runtime.fill(a->mutable_data(), static_cast<uint8_t>(round), kBytes, stream->get());
+    runtime.copy(first, a->data(), kBytes, stream->get());
+    event->record(stream->get());
+    runtime.copy(first + kBytes, a->data(), kBytes, stream->get());
+    event->wait();
+    EXPECT_EQ(first[kBytes - 1], round);
+    runtime.synchronize(stream->get());
+  }
+}
+
 TEST(CudaRuntime, EveryDeviceServes) {
   CADRE_REQUIRE_GPU();
   for (int i = 0; i < Gpu::runtime().device_count(); ++i) {

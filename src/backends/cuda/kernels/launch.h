@@ -49,6 +49,28 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 blo
   check(result, name, __FILE__, __LINE__);
 }
 
+/// A dependent launch of clusters of blocks, on GPUs that have them. More than eight blocks must be
+/// allowed before (cudaFuncAttributeNonPortableClusterSizeAllowed).
+template <typename... Parameters, typename... Arguments>
+void launch_cluster(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                    size_t shared_bytes, cudaStream_t stream, dim3 cluster,
+                    Arguments&&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name, __FILE__,
+        __LINE__);
+}
+
 /// More than 48 KiB of shared memory must be asked for once per kernel and device; call it before
 /// each launch, it remembers nothing and is cheap.
 template <typename Kernel>
