@@ -30,7 +30,7 @@ struct GatherArgs {
 
 template <bool kVectors>
 __global__ void __launch_bounds__(kThreads) gather_kernel(GatherArgs args) {
-  begin_dependent();
+  begin_short();
   const int64_t per_row = kVectors ? args.width / 8 : args.width;
   const int64_t index = thread_index();
   if (index >= args.count * per_row) return;

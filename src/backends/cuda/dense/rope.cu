@@ -17,7 +17,7 @@ unsigned blocks_for(int64_t count, int64_t per_block) {
 __global__ void __launch_bounds__(kThreads)
     angles_kernel(const int32_t* positions, const float* inverse, float scale, int64_t count,
                   int64_t half, float* cos_out, float* sin_out) {
-  begin_dependent();
+  begin_short();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count * half) return;
   // Not the fast forms: angles go up to the longest context, and these reduce them exactly.

@@ -116,7 +116,7 @@ __device__ inline void write_row(const RouteArgs& args, const int32_t* ids, int6
   }
 }
 
-// Picks from all lanes' keys, lane l having experts l, l + 32, ...
+// Picks from all lanes' keys, lane l having experts [l, l + 1) * kPerLane.
 template <int kPerLane>
 __device__ inline void pick(const RouteArgs& args, uint32_t (&keys)[kPerLane], int32_t* ids,
                             int lane) {
@@ -128,14 +128,14 @@ __device__ inline void pick(const RouteArgs& args, uint32_t (&keys)[kPerLane], i
     uint32_t mine = ~0u;
 #pragma unroll
     for (int i = kPerLane - 1; i >= 0; --i) {
-      if (keys[i] == top) mine = static_cast<uint32_t>(lane + 32 * i);
+      if (keys[i] == top) mine = static_cast<uint32_t>(lane * kPerLane + i);
     }
     const uint32_t id = __reduce_min_sync(~0u, mine);
     if (id == mine) {  // one lane
       best = kExcluded;
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
-        if (static_cast<uint32_t>(lane + 32 * i) == id) keys[i] = kExcluded;
+        if (static_cast<uint32_t>(lane * kPerLane + i) == id) keys[i] = kExcluded;
         best = max_of(best, keys[i]);
       }
       ids[j] = static_cast<int32_t>(id);
@@ -174,7 +174,7 @@ __device__ inline void pick_sorted(const RouteArgs& args, uint32_t (&keys)[kPerL
   int32_t taken = 0;
   for (int32_t j = 0; j < args.top_k; ++j) {
     const bool takes = left[0] == __reduce_max_sync(~0u, left[0]);
-    if (takes) ids[j] = lane + 32 * static_cast<int32_t>(order & 255u);
+    if (takes) ids[j] = lane * kPerLane + static_cast<int32_t>(order & 255u);
 #pragma unroll
     for (int i = 0; i + 1 < kPerLane; ++i) left[i] = takes ? left[i + 1] : left[i];
     left[kPerLane - 1] = takes ? kExcluded : left[kPerLane - 1];
@@ -185,7 +185,7 @@ __device__ inline void pick_sorted(const RouteArgs& args, uint32_t (&keys)[kPerL
   __syncwarp();
   for (int32_t j = 0; j < args.top_k; ++j) {
     const uint32_t top = __reduce_max_sync(~0u, keys[0]);
-    const uint32_t first = keys[0] == top ? lane + 32 * mine[0] : ~0u;
+    const uint32_t first = keys[0] == top ? lane * kPerLane + mine[0] : ~0u;
     const uint32_t id = __reduce_min_sync(~0u, first);
     const bool takes = id == first;
     if (takes) ids[j] = static_cast<int32_t>(id);
@@ -198,8 +198,37 @@ __device__ inline void pick_sorted(const RouteArgs& args, uint32_t (&keys)[kPerL
   }
 }
 
-// Lane l has experts l, l + 32, ...: kPerLane of them, in registers. `logits` of the token, in any
-// memory.
+// A lane's logits: [lane, lane + 1) * kPerLane, minus infinity for NaN and beyond the last.
+template <int kPerLane>
+__device__ inline void load_logits(const RouteArgs& args, const float* logits, int lane,
+                                   float (&x)[kPerLane]) {
+  constexpr int kVector = kPerLane < 4 ? kPerLane : 4;
+  struct alignas(4 * kVector) Vector {
+    float x[kVector];
+  };
+  const bool aligned =
+      args.num_experts % kVector == 0 && reinterpret_cast<uintptr_t>(logits) % sizeof(Vector) == 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; i += kVector) {
+    const int32_t e = lane * kPerLane + i;
+    if (aligned && e < args.num_experts) {
+      const Vector v = *reinterpret_cast<const Vector*>(logits + e);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) x[i + j] = v.x[j];
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        x[i + j] = e + j < args.num_experts ? logits[e + j] : kMinusInfinity;
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (isnan(x[i])) x[i] = kMinusInfinity;
+  }
+}
+
+// Lane l has experts [l, l + 1) * kPerLane in registers. `logits` of the token, in any memory.
 template <int kPerLane>
 __device__ inline void route_token(const RouteArgs& args, const float* logits,
                                    const Scratch& scratch, int64_t token, int lane) {
@@ -207,12 +236,8 @@ __device__ inline void route_token(const RouteArgs& args, const float* logits,
   const bool by_logit =
       kind == RouterScore::kSoftmaxThenTopK || kind == RouterScore::kTopKThenSoftmax;
   float scores[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int32_t e = lane + 32 * i;
-    scores[i] = e < args.num_experts ? logits[e] : kMinusInfinity;
-    if (isnan(scores[i])) scores[i] = kMinusInfinity;
-  }
+  load_logits(args, logits, lane, scores);
+  const int32_t first = lane * kPerLane;
   float max = 0;
   float factor = 1;
   if (kind == RouterScore::kSoftmaxThenTopK) {
@@ -224,7 +249,7 @@ __device__ inline void route_token(const RouteArgs& args, const float* logits,
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
-        if (lane + 32 * i < args.num_experts) sum += softmax_term(scores[i], max);
+        if (first + i < args.num_experts) sum += softmax_term(scores[i], max);
       }
       factor = 1.0f / warp_sum(sum);
     }
@@ -232,7 +257,7 @@ __device__ inline void route_token(const RouteArgs& args, const float* logits,
   uint32_t keys[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int32_t e = lane + 32 * i;
+    const int32_t e = first + i;
     float value = by_logit ? scores[i] : independent_score(scores[i], kind);
     if (args.bias != nullptr) {
       value += e < args.num_experts ? args.bias[e] : 0.0f;
@@ -243,12 +268,12 @@ __device__ inline void route_token(const RouteArgs& args, const float* logits,
   if (args.options.topk_groups < args.options.num_groups) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      if (lane + 32 * i < args.num_experts) scratch.keys[lane + 32 * i] = keys[i];
+      if (first + i < args.num_experts) scratch.keys[first + i] = keys[i];
     }
     rate_groups(args, scratch, lane);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const int32_t e = lane + 32 * i;
+      const int32_t e = first + i;
       if (e < args.num_experts && !group_is_kept(args, scratch.group_values, e)) {
         keys[i] = kExcluded;
       }
