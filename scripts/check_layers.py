@@ -43,7 +43,8 @@ PUBLIC = {
     "image.h": "io",
     "experts.h": "experts",
     "model.h": "models", "sampling.h": "models",
-    "generation.h": "generation", "image_processor.h": "generation", "tokenizer.h": "generation",
+    "chat.h": "generation", "generation.h": "generation", "image_processor.h": "generation",
+    "tokenizer.h": "generation",
     "cadre.h": "generation",  # includes them all
 }
 

@@ -9,7 +9,7 @@ if [[ ! $seconds =~ ^[1-9][0-9]*$ ]]; then
   exit 2
 fi
 build=${CADRE_FUZZ_BUILD:-build/fuzz}
-targets=(safetensors checkpoint config tokenizer image)
+targets=(safetensors checkpoint config template tokenizer image)
 cmake --preset fuzz -B "$build" > /dev/null
 ninja -C "$build" "${targets[@]/%/_fuzz}"
 failed=()

@@ -1,6 +1,7 @@
 // Everything an application needs.
 #pragma once
 
+#include "cadre/chat.h"             // IWYU pragma: export
 #include "cadre/device.h"           // IWYU pragma: export
 #include "cadre/dtype.h"            // IWYU pragma: export
 #include "cadre/error.h"            // IWYU pragma: export

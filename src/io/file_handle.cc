@@ -59,4 +59,27 @@ InputFile open_input_file(const std::filesystem::path& path) {
   return file;
 }
 
+std::string read_file(const std::filesystem::path& path, int64_t max_bytes, std::string_view kind) {
+  const InputFile file = open_input_file(path);
+  if (file.bytes > max_bytes) {
+    throw CheckpointError(str_cat("cannot read ", path.string(), ": expected at most ", max_bytes,
+                                  " bytes of ", kind, ", got ", file.bytes,
+                                  "; is this the right file?"));
+  }
+  std::string text(static_cast<size_t>(file.bytes), '\0');
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t count = ::read(file.handle.get(), text.data() + done, text.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      const int error = errno;
+      throw CheckpointError(str_cat("cannot read ", path.string(), ": ",
+                                    count == 0 ? "it became shorter meanwhile" : errno_text(error),
+                                    " after ", done, " of ", text.size(), " bytes"));
+    }
+    done += static_cast<size_t>(count);
+  }
+  return text;
+}
+
 }  // namespace cadre

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace cadre {
@@ -36,6 +37,10 @@ struct InputFile {
 /// Opens a regular file for reading. Throws CheckpointError naming the path when it is missing,
 /// unreadable or no regular file. Never blocks (a FIFO is refused, not waited for).
 InputFile open_input_file(const std::filesystem::path& path);
+
+/// All of a regular file. Throws CheckpointError when it is missing, unreadable or longer than
+/// `max_bytes`; `kind` is what messages call its content ("JSON").
+std::string read_file(const std::filesystem::path& path, int64_t max_bytes, std::string_view kind);
 
 /// Whether there is something at `path`. Throws CheckpointError for a link whose target is missing,
 /// naming both, and for a place that may not be looked at: neither is the same as an absent file.

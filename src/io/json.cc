@@ -1,9 +1,6 @@
 #include "io/json.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -146,25 +143,7 @@ Json parse_json_object(std::string_view text, const std::string& origin) {
 }
 
 Json read_json_file(const std::filesystem::path& path, int64_t max_bytes) {
-  const InputFile file = open_input_file(path);
-  if (file.bytes > max_bytes) {
-    throw CheckpointError(str_cat("cannot read ", path.string(), ": expected at most ", max_bytes,
-                                  " bytes of JSON, got ", file.bytes, "; is this the right file?"));
-  }
-  std::string text(static_cast<size_t>(file.bytes), '\0');
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t count = ::read(file.handle.get(), text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) {
-      const int error = errno;
-      throw CheckpointError(str_cat("cannot read ", path.string(), ": ",
-                                    count == 0 ? "it became shorter meanwhile" : errno_text(error),
-                                    " after ", done, " of ", text.size(), " bytes"));
-    }
-    done += static_cast<size_t>(count);
-  }
-  return parse_json_object(text, path.string());
+  return parse_json_object(read_file(path, max_bytes, "JSON"), path.string());
 }
 
 }  // namespace cadre
