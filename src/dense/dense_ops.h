@@ -132,6 +132,41 @@ struct NextStep {
   int32_t* host_ids = nullptr;
 };
 
+/// Multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434) in its absorbed form. The cache
+/// keeps one row a token, for all heads: a latent vector, from which keys and values could be made,
+/// and the part of the keys that rotates. Queries are brought into the latent space, so that the
+/// row serves as key of every head and its latent part as value. The ops for it are the CPU's alone
+/// so far; elsewhere they throw std::logic_error.
+struct LatentShape {
+  int64_t num_heads = 0;
+  int64_t rank = 0;      // of the latent vector
+  int64_t rope_dim = 0;  // a row has rank + rope_dim elements
+};
+
+/// What happens to fresh projections before that attention: the latent vectors are normalised, what
+/// rotates is rotated, rows go into the cache.
+struct LatentRowArgs {
+  TensorView fresh;  // [num_tokens, rank + rope_dim] f32
+  TensorView norm;   // [rank]
+  float norm_eps = 1e-6f;
+  MutableTensorView q_rope;  // [num_tokens, num_heads, rope_dim], rotated in place; any strides but
+                             // the last
+  bool interleaved = true;   // pairs (x[2 i], x[2 i + 1]); else (x[i], x[i + rope_dim / 2])
+  TensorView cos;            // [num_tokens, rope_dim / 2] f32
+  TensorView sin;
+  StepTokens tokens;
+  MutableTensorView rows;  // cache [num_slots, 1, max_tokens, rank + rope_dim]
+};
+
+struct LatentAttentionArgs {
+  TensorView q_latent;  // [num_tokens, num_heads, rank]
+  TensorView q_rope;    // [num_tokens, num_heads, rope_dim], any strides but the last
+  TensorView rows;      // cache [num_slots, 1, max_tokens, rank + rope_dim] new tokens included
+  StepTokens tokens;
+  float scale = 1;
+  MutableTensorView out;  // [num_tokens, num_heads, rank]
+};
+
 /// One next token for each row of logits, by the rules of Sampler (cadre/generation.h): penalty,
 /// temperature, top-k, top-p, min-p, then a draw over what is left in the order of ids. All rows
 /// share the options, which the caller has validated.
@@ -235,6 +270,22 @@ class DenseOps {
   /// `max_tokens`: new tokens of a step. Caches may be of any length.
   virtual size_t attention_workspace_bytes(const AttentionShape& shape, int64_t max_tokens,
                                            int num_threads) const = 0;
+
+  /// out[t, h] = W_h x[t, h] for every head: x [num_tokens, num_heads, K] and out [num_tokens,
+  /// num_heads, N] with any strides but the last, weight [num_heads, N, K] with any strides.
+  virtual void linear_heads(const TensorView& x, const TensorView& weight, MutableTensorView out,
+                            Workspace& workspace, const Stream& stream);
+  virtual size_t linear_heads_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
+                                              int num_threads) const;
+
+  virtual void finish_latent(const LatentRowArgs& args, const Stream& stream);
+
+  /// Causal attention of the new tokens over latent rows, see LatentShape.
+  virtual void latent_attention(const LatentAttentionArgs& args, Workspace& workspace,
+                                const Stream& stream);
+  /// `max_rows`: tokens of a step times heads of a call.
+  virtual size_t latent_attention_workspace_bytes(const LatentShape& shape, int64_t max_rows,
+                                                  int num_threads) const;
 
   /// logits [num_tokens, E] f32 -> top_k_index [num_tokens, k] i32 (distinct, in range, best first;
   /// ties to the lower id; NaN logits count as minus infinity, so a row with some NaN still routes

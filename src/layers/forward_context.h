@@ -72,6 +72,9 @@ struct WorkspaceQuery {
   size_t linear(int64_t k) const {
     return ops.linear_workspace_bytes(max_tokens, k, compute_dtype, num_threads);
   }
+  size_t linear_heads(int64_t k) const {
+    return ops.linear_heads_workspace_bytes(max_tokens, k, compute_dtype, num_threads);
+  }
   size_t linear_add(int64_t n, int64_t k) const {
     return ops.linear_add_workspace_bytes(max_tokens, n, k, compute_dtype, num_threads);
   }

@@ -22,10 +22,12 @@ struct SoftmaxState {
 struct AttendArgs {
   const float* queries;  // [num_queries, head_dim], scaled
   const float* keys;     // [count, head_dim]
-  const float* values;   // [count, head_dim]
+  const float* values;   // row i at values + i * value_stride, value_dim floats
   int64_t count;         // 1 to kKeyBlock
   int64_t head_dim;
-  float* accumulators;   // [num_queries, head_dim]
+  int64_t value_dim;
+  int64_t value_stride;
+  float* accumulators;   // [num_queries, value_dim]
   SoftmaxState* states;  // [num_queries]
   int64_t num_queries;
 };

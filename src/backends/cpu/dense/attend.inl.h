@@ -150,7 +150,7 @@ CADRE_INLINE float exp_of_nonpositive(float x) {
 template <int W, int kQueries, int kCount>
 CADRE_INLINE void accumulate_part(const AttendArgs& args, float* accumulators, const float* weights,
                                   const float* factors, int64_t d) {
-  const int64_t dim = args.head_dim;
+  const int64_t dim = args.value_dim;
   Lanes<W> sums[kQueries][kCount];
 #pragma GCC unroll 4
   for (int q = 0; q < kQueries; ++q) {
@@ -163,7 +163,8 @@ CADRE_INLINE void accumulate_part(const AttendArgs& args, float* accumulators, c
   for (int64_t j = 0; j < args.count; ++j) {
     Lanes<W> values[kCount];
 #pragma GCC unroll 4
-    for (int i = 0; i < kCount; ++i) load_lanes<W>(args.values + j * dim + d + i * W, values[i]);
+    for (int i = 0; i < kCount; ++i)
+      load_lanes<W>(args.values + j * args.value_stride + d + i * W, values[i]);
 #pragma GCC unroll 4
     for (int q = 0; q < kQueries; ++q) {
 #pragma GCC unroll 4
@@ -183,7 +184,7 @@ CADRE_INLINE void accumulate_part(const AttendArgs& args, float* accumulators, c
 template <int W, int kQueries>
 CADRE_INLINE void accumulate(const AttendArgs& args, float* accumulators, const float* weights,
                              const float* factors) {
-  const int64_t dim = args.head_dim;
+  const int64_t dim = args.value_dim;
   constexpr int kWide = 4;  // independent sums, to hide the latency of an addition
   constexpr int kAtOnce = W < 16 && kQueries > 1 ? 2 : kWide;  // what 16 registers hold
   int64_t d = 0;
@@ -197,7 +198,7 @@ CADRE_INLINE void accumulate(const AttendArgs& args, float* accumulators, const 
       float& accumulator = accumulators[q * dim + d];
       float sum = accumulator * factors[q];
       for (int64_t j = 0; j < args.count; ++j) {
-        sum += args.values[j * dim + d] * weights[q * kKeyBlock + j];
+        sum += args.values[j * args.value_stride + d] * weights[q * kKeyBlock + j];
       }
       accumulator = sum;
     }
@@ -245,7 +246,7 @@ CADRE_INLINE void attend_queries(const AttendArgs& args, int64_t query) {
   for (int q = 0; q < kQueries; ++q) {
     factors[q] = soften<W>(args.states[query + q], args.count, weights + q * kKeyBlock);
   }
-  accumulate<W, kQueries>(args, args.accumulators + query * args.head_dim, weights, factors);
+  accumulate<W, kQueries>(args, args.accumulators + query * args.value_dim, weights, factors);
 }
 
 template <int W>

@@ -224,7 +224,7 @@ TEST_F(AttentionOp, EveryInstructionSetGivesTheReference) {
                                        {-std::numeric_limits<float>::infinity(), 0.0f});
       for (const auto& [first, num_keys] : {std::pair{0, 50}, std::pair{50, 14}}) {
         kernels.attend({queries->as<float>() + query * dim, k + first * dim, v + first * dim,
-                        num_keys, dim, sums.data(), states.data(), count});
+                        num_keys, dim, dim, dim, sums.data(), states.data(), count});
       }
       for (size_t i = 0; i < sums.size(); ++i) sums[i] /= states[i / static_cast<size_t>(dim)].sum;
       return sums;

@@ -16,6 +16,16 @@ size_t CpuDenseOps::linear_workspace_bytes(int64_t num_tokens, int64_t k, DType 
   return matmul_workspace_bytes(num_tokens, k, compute_dtype, num_threads);
 }
 
+void CpuDenseOps::linear_heads(const TensorView& x, const TensorView& weight, MutableTensorView out,
+                               Workspace& workspace, const Stream& stream) {
+  batched_matmul({x, weight, out}, workspace, *stream.threads);
+}
+
+size_t CpuDenseOps::linear_heads_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
+                                                 int num_threads) const {
+  return batched_matmul_workspace_bytes(num_tokens, k, compute_dtype, num_threads);
+}
+
 DenseOps& dense_ops() {
   static CpuDenseOps ops;
   return ops;

@@ -32,6 +32,8 @@ float sum_of_squares(const void* row, DType dtype, int64_t width) {
   return lanes[0];
 }
 
+}  // namespace
+
 void norm_row(const void* x, DType x_dtype, const TensorView& weight, float eps, int64_t width,
               void* out, DType out_dtype) {
   std::array<float, kBlock> values;
@@ -49,8 +51,6 @@ void norm_row(const void* x, DType x_dtype, const TensorView& weight, float eps,
     store_floats(values.data(), count, out_dtype, at(out, out_dtype, begin));
   }
 }
-
-}  // namespace
 
 void CpuDenseOps::rms_norm(const TensorView& x, const TensorView& weight, float eps,
                            MutableTensorView out, const Stream& stream) {

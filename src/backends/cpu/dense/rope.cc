@@ -7,26 +7,31 @@
 #include "core/check.h"
 
 namespace cadre::cpu {
-namespace {
-
-// Elements i and i + half of a head, `count` pairs from `begin` on, through the stack.
-void rotate_pairs(std::byte* head, DType dtype, int64_t begin, int64_t count, int64_t half,
-                  const float* cos, const float* sin) {
-  std::array<float, kBlock> low;
-  std::array<float, kBlock> high;
-  load_floats(at(head, dtype, begin), dtype, count, low.data());
-  load_floats(at(head, dtype, begin + half), dtype, count, high.data());
-  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-    const float a = low[i];
-    const float b = high[i];
-    low[i] = a * cos[i] - b * sin[i];
-    high[i] = b * cos[i] + a * sin[i];
+void rotate_head(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t half,
+                 const float* cos, const float* sin, RopePairs pairs) {
+  std::array<float, 2 * kBlock> all;  // `count` pairs through the stack
+  for (int64_t begin = 0; begin < half; begin += kBlock) {
+    const int64_t count = std::min(kBlock, half - begin);
+    const bool neighbours = pairs == RopePairs::kNeighbours;
+    // Where the first and second elements of the pairs lie, in memory and in `all`.
+    const int64_t low = neighbours ? 2 * begin : begin;
+    const int64_t high = neighbours ? low + count : begin + half;
+    load_floats(at(from, from_dtype, low), from_dtype, count, all.data());
+    load_floats(at(from, from_dtype, high), from_dtype, count, all.data() + count);
+    const size_t step = neighbours ? 2 : 1;
+    const size_t second = neighbours ? 1 : static_cast<size_t>(count);
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      const float a = all[i * step];
+      const float b = all[i * step + second];
+      const float c = cos[begin + static_cast<int64_t>(i)];
+      const float s = sin[begin + static_cast<int64_t>(i)];
+      all[i * step] = a * c - b * s;
+      all[i * step + second] = b * c + a * s;
+    }
+    store_floats(all.data(), count, to_dtype, at(to, to_dtype, low));
+    store_floats(all.data() + count, count, to_dtype, at(to, to_dtype, high));
   }
-  store_floats(low.data(), count, dtype, at(head, dtype, begin));
-  store_floats(high.data(), count, dtype, at(head, dtype, begin + half));
 }
-
-}  // namespace
 
 void CpuDenseOps::rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
                               float scale, MutableTensorView cos, MutableTensorView sin,
@@ -62,10 +67,8 @@ void CpuDenseOps::rope(MutableTensorView x, const TensorView& cos, const TensorV
     for (int64_t row = begin * heads; row < end * heads; ++row) {
       std::byte* head = at(x.mutable_data(), x.dtype(), row * head_dim);
       const int64_t angles = row / heads * half;
-      for (int64_t i = 0; i < half; i += kBlock) {
-        rotate_pairs(head, x.dtype(), i, std::min(kBlock, half - i), half, cos_data + angles + i,
-                     sin_data + angles + i);
-      }
+      rotate_head(head, x.dtype(), head, x.dtype(), half, cos_data + angles, sin_data + angles,
+                  RopePairs::kHalves);
     }
   });
 }

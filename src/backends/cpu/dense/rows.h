@@ -36,6 +36,17 @@ inline int64_t num_rows(const TensorView& x) {
   return width == 0 ? 0 : x.numel() / width;
 }
 
+/// out[i] = x[i] / rms(x) * weight[i]; `out` may be `x` where the dtypes are equal.
+void norm_row(const void* x, DType x_dtype, const TensorView& weight, float eps, int64_t width,
+              void* out, DType out_dtype);
+
+/// How the elements of a head that rotate together are paired: (i, i + half) or (2 i, 2 i + 1).
+enum class RopePairs : uint8_t { kHalves, kNeighbours };
+
+/// Rotates the first 2 * half elements of a head; `to` may be `from` where the dtypes are equal.
+void rotate_head(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t half,
+                 const float* cos, const float* sin, RopePairs pairs);
+
 /// Calls fn(begin, end, thread) for ranges of [0, rows) on the stream's threads; on the calling
 /// thread alone when `rows * row_cost` (in floating-point operations) is not worth waking others.
 void for_row_ranges(const Stream& stream, int64_t rows, int64_t row_cost,

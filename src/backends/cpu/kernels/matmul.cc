@@ -6,6 +6,7 @@
 #include "backends/cpu/kernels/panel_product.h"
 #include "backends/cpu/kernels/scalars.h"
 #include "cadre/error.h"
+#include "core/check.h"
 #include "core/str_cat.h"
 
 namespace cadre::cpu {
@@ -59,6 +60,12 @@ class Product {
     threads.parallel_for(blocks_.count * slices, [&](int64_t task, int) {
       pair_slice(task / slices, task % slices * kSlice);
     });
+  }
+  // The same on the calling thread, for one block of rows into `memory`.
+  void pair_rows(char* memory) {
+    if (!in_place_ || args_.x.dim(0) <= 1) return;
+    pairs_ = memory;
+    for (int64_t k = 0; k < args_.x.dim(1); k += kSlice) pair_slice(0, k);
   }
 
   static size_t pair_bytes(int64_t rows, int64_t k) {
@@ -161,6 +168,68 @@ void matmul(const MatmulArgs& args, Workspace& workspace, ThreadPool& threads) {
   threads.parallel_runs(product.num_tasks(), [&](int64_t begin, int64_t end, int thread) {
     product.run(begin, end, scratch[thread]);
   });
+}
+
+namespace {
+
+// Rows [begin, end) of matrix `b` of a batch.
+MatmulArgs rows_of_matrix(const BatchedMatmulArgs& args, int64_t b, int64_t begin, int64_t end) {
+  const TensorView x = args.x.slice(begin, end);
+  const MutableTensorView out = args.out.slice(begin, end);
+  const TensorView& w = args.weight;
+  const Element x_type = element_of(x.dtype());
+  const Element out_type = element_of(out.dtype());
+  return {{static_cast<const char*>(x.data()) + b * x.stride(1) * bytes_of(x_type),
+           x.dtype(),
+           {x.dim(0), x.dim(2)},
+           {x.stride(0), 1}},
+          {static_cast<const char*>(w.data()) + b * w.stride(0) * bytes_of(element_of(w.dtype())),
+           w.dtype(),
+           {w.dim(1), w.dim(2)},
+           {w.stride(1), w.stride(2)}},
+          {},
+          {static_cast<char*>(out.mutable_data()) + b * out.stride(1) * bytes_of(out_type),
+           out.dtype(),
+           {out.dim(0), out.dim(2)},
+           {out.stride(0), 1}}};
+}
+
+}  // namespace
+
+// A task is one block of rows of one matrix, whose weights stay in cache meanwhile.
+void batched_matmul(const BatchedMatmulArgs& args, Workspace& workspace, ThreadPool& threads) {
+  const int64_t rows = args.x.dim(0);
+  const int64_t k = args.x.dim(2);
+  CADRE_ASSERT(args.out.dim(0) == rows && args.x.dim(1) == args.weight.dim(0) &&
+               args.out.dim(1) == args.weight.dim(0));
+  if (rows == 0) return;
+  const RowBlocks blocks = split_rows(rows);
+  const KernelTable& kernels = kernels_for(active_isa(), args.x.dtype());
+  const Workspace::Scope scope(workspace);
+  const PerThreadScratch scratch(workspace, threads.num_threads());
+  const size_t pair_bytes = Workspace::padded(Product::pair_bytes(blocks.rows_per_block, k));
+  char* const pairs = static_cast<char*>(
+      workspace.allocate(pair_bytes * static_cast<size_t>(threads.num_threads())));
+  threads.parallel_runs(
+      args.weight.dim(0) * blocks.count, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t task = begin; task < end; ++task) {
+          const int64_t first = task % blocks.count * blocks.rows_per_block;
+          const MatmulArgs one = rows_of_matrix(args, task / blocks.count, first,
+                                                std::min(rows, first + blocks.rows_per_block));
+          check(one);
+          Product product(one, kernels);
+          product.pair_rows(pairs + static_cast<size_t>(thread) * pair_bytes);
+          product.run(0, product.num_tasks(), scratch[thread]);
+        }
+      });
+}
+
+size_t batched_matmul_workspace_bytes(int64_t num_rows, int64_t k, DType /*compute_dtype*/,
+                                      int num_threads) {
+  // Fewer rows may make a larger block.
+  const size_t pair_bytes = Product::pair_bytes(std::min(num_rows, kMaxBlockRows), k);
+  return PerThreadScratch::bytes(num_threads) +
+         Workspace::padded(Workspace::padded(pair_bytes) * static_cast<size_t>(num_threads));
 }
 
 size_t matmul_workspace_bytes(int64_t num_rows, int64_t k, DType compute_dtype, int num_threads) {

@@ -29,4 +29,17 @@ void matmul(const MatmulArgs& args, Workspace& workspace, ThreadPool& threads);
 /// What matmul takes from the workspace for up to `num_rows` rows.
 size_t matmul_workspace_bytes(int64_t num_rows, int64_t k, DType compute_dtype, int num_threads);
 
+/// The same for many small matrices, each with rows of its own: out[t, b, n] = sum_k x[t, b, k] *
+/// w[b, n, k].
+struct BatchedMatmulArgs {
+  TensorView x;           // [T, B, K], last stride 1
+  TensorView weight;      // [B, N, K], any strides
+  MutableTensorView out;  // [T, B, N], last stride 1
+};
+
+void batched_matmul(const BatchedMatmulArgs& args, Workspace& workspace, ThreadPool& threads);
+
+size_t batched_matmul_workspace_bytes(int64_t num_rows, int64_t k, DType compute_dtype,
+                                      int num_threads);
+
 }  // namespace cadre::cpu
