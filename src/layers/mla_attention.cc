@@ -30,7 +30,8 @@ MutableTensorView flat(const MutableTensorView& heads) {
 size_t MlaAttention::workspace_bytes(const WorkspaceQuery& query) const {
   const MlaConfig& c = config_;
   const DType dtype = query.compute_dtype;
-  size_t project = std::max(query.linear(c.hidden_size), query.linear(std::max<int64_t>(c.q_rank, 1)));
+  size_t project =
+      std::max(query.linear(c.hidden_size), query.linear(std::max<int64_t>(c.q_rank, 1)));
   if (c.q_rank > 0) project += query.tensor(DType::kF32, c.q_rank) + query.tensor(dtype, c.q_rank);
   // A step of fewer tokens may take more heads at a time.
   const int64_t rows =
@@ -90,9 +91,9 @@ void MlaAttention::attend(const TensorView& q, int64_t begin, int64_t end, Mutab
   ops.latent_attention({q_latent, part(q, begin, end, c.nope_dim, c.rope_dim),
                         context.cache.tensor(layer, 0), context.tokens, c.scale, mixed},
                        context.workspace, context.stream);
-  ops.linear_heads(
-      mixed, weight(c.nope_dim, {end - begin, c.value_dim, c.rank}, {head_stride, c.rank, 1}),
-      part(out, begin, end, 0, c.value_dim), context.workspace, context.stream);
+  ops.linear_heads(mixed,
+                   weight(c.nope_dim, {end - begin, c.value_dim, c.rank}, {head_stride, c.rank, 1}),
+                   part(out, begin, end, 0, c.value_dim), context.workspace, context.stream);
 }
 
 void MlaAttention::forward(const TensorView& x, MutableTensorView residual, int64_t layer,

@@ -1,6 +1,6 @@
 // Multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434): the cache keeps one compressed
 // row a token instead of keys and values of every head. Queries are always brought into the latent
-// space ("absorbed"), in prefill too: docs/decisions/0010 says why.
+// space ("absorbed"), in prefill too: docs/decisions/0009 says why.
 #pragma once
 
 #include "layers/attention_block.h"
@@ -48,8 +48,8 @@ class MlaAttention final : public AttentionBlock {
   void project(const TensorView& x, MutableTensorView q, MutableTensorView fresh,
                const ForwardContext& context) const;
   // out [num_tokens, num_heads, value_dim] of heads [begin, end).
-  void attend(const TensorView& q, int64_t begin, int64_t end, MutableTensorView out,
-              int64_t layer, const ForwardContext& context) const;
+  void attend(const TensorView& q, int64_t begin, int64_t end, MutableTensorView out, int64_t layer,
+              const ForwardContext& context) const;
 
   MlaConfig config_;
   MlaWeights weights_;

@@ -60,10 +60,6 @@ void scale_yarn(const RopeConfig& config, std::vector<float>& inverse) {
   }
 }
 
-double yarn_mscale(double factor, double mscale) {
-  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
-}
-
 double yarn_scale(const RopeConfig& config) {
   if (config.attention_factor) return *config.attention_factor;
   if (config.mscale.value_or(0) != 0 && config.mscale_all_dim.value_or(0) != 0) {
@@ -74,6 +70,10 @@ double yarn_scale(const RopeConfig& config) {
 }
 
 }  // namespace
+
+double yarn_mscale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
 
 RopeFrequencies rope_frequencies(const RopeConfig& config) {
   CADRE_ASSERT(config.rotary_dim >= 0 && config.rotary_dim % 2 == 0);

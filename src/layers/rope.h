@@ -33,4 +33,7 @@ struct RopeFrequencies {
 
 RopeFrequencies rope_frequencies(const RopeConfig& config);
 
+/// YaRN's scale for a context stretched by `factor`: 0.1 mscale ln(factor) + 1.
+double yarn_mscale(double factor, double mscale);
+
 }  // namespace cadre

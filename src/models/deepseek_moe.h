@@ -9,11 +9,19 @@
 
 namespace cadre {
 
+/// V2 (arXiv 2405.04434): softmax scores, topk_method greedy, or group_limited_greedy by the best
+/// of each group. V3 (arXiv 2412.19437): sigmoid scores; the best topk_group of n_group groups, by
+/// the sum of their two best; a correction bias that helps to pick and does not weigh.
+enum class DeepseekRouter : uint8_t { kV2, kV3 };
+
 /// What a family assumes when its config leaves a key out.
 struct DeepseekDefaults {
+  DeepseekRouter router = DeepseekRouter::kV3;  // always
   int64_t first_k_dense_replace = 0;
   int64_t n_shared_experts = 1;
   double routed_scaling_factor = 1;
+  int64_t n_group = 1;
+  int64_t topk_group = 1;
 };
 
 struct DeepseekFeedForward {
@@ -23,8 +31,6 @@ struct DeepseekFeedForward {
   int64_t shared_width = 0;  // of all shared experts, which are one MLP; 0: none
 };
 
-/// The router is DeepSeek-V3's (arXiv 2412.19437): sigmoid scores; the best topk_group of n_group
-/// groups, by the sum of their two best; a correction bias that helps to pick and does not weigh.
 DeepseekFeedForward read_deepseek_feed_forward(const ConfigReader& config,
                                                const DeepseekDefaults& defaults);
 

@@ -240,6 +240,12 @@ TEST(LoadFaults, ConfigValuesThatCannotBe) {
        {"rope_parameters.partial_rotary_factor", "got 19"}},
       {"glm4_moe", "rope_parameters", {{"partial_rotary_factor", 1.5}}, {"1e-06 to 1", "1.5"}},
       {"glm4_moe", "n_shared_experts", -1, {"n_shared_experts"}},
+      {"deepseek_v3", "kv_lora_rank", kAbsent, {"kv_lora_rank"}},
+      {"deepseek_v3", "q_lora_rank", 0, {"q_lora_rank"}},
+      {"deepseek_v3", "v_head_dim", -1, {"v_head_dim"}},
+      {"deepseek_v3", "qk_nope_head_dim", "24", {"qk_nope_head_dim"}},
+      {"deepseek_v3", "qk_rope_head_dim", 15, {"qk_rope_head_dim", "even", "15"}},
+      {"deepseek_v2", "num_key_value_heads", 2, {"num_key_value_heads", "(4)", "2"}},
       {"mixtral", "num_attention_heads", 5, {"num_attention_heads"}},
   };
   for (const ConfigFault& fault : faults) {
@@ -271,6 +277,16 @@ TEST(LoadFaults, ConfigValuesThatAreNotServed) {
   DamagedCheckpoint activation("qwen3_moe");
   activation.config["hidden_act"] = "xielu";
   expect_parts(load_error<Unsupported>(activation.write()), {"xielu"});
+  DamagedCheckpoint router("deepseek_v2");
+  router.config["topk_method"] = "noaux_tc";
+  expect_parts(load_error<Unsupported>(router.write()),
+               {"topk_method", "\"noaux_tc\"", "greedy, group_limited_greedy"});
+  DamagedCheckpoint layers("deepseek_v3");
+  layers.config["moe_layer_freq"] = 2;
+  expect_parts(load_error<Unsupported>(layers.write()), {"moe_layer_freq 2", "supported: 1"});
+  DamagedCheckpoint mlp("deepseek_v2");
+  mlp.config["mlp_bias"] = true;
+  expect_parts(load_error<Unsupported>(mlp.write()), {"mlp_bias"});
 }
 
 TEST(LoadFaults, AConfigOfAbsurdSizeFailsSoon) {
@@ -310,6 +326,18 @@ TEST(LoadFaults, LayersBeyondThoseForMultiTokenPredictionAreLeftOver) {
   checkpoint.config.erase("num_nextn_predict_layers");
   checkpoint.config["num_mtp_layers"] = 2;
   EXPECT_NO_THROW(Model::from_pretrained(checkpoint.write()));
+}
+
+TEST(LoadFaults, ARenamedTensorOfLatentAttentionIsNamed) {
+  for (const char* part : {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "q_a_layernorm"}) {
+    DamagedCheckpoint checkpoint("deepseek_v3");
+    const std::string name = std::string("model.layers.1.self_attn.") + part + ".weight";
+    auto node = checkpoint.tensors.extract(name);
+    ASSERT_FALSE(node.empty()) << name;
+    node.key() = name + "2";
+    checkpoint.tensors.insert(std::move(node));
+    expect_parts(load_error<CheckpointError>(checkpoint.write()), {name, name + "2"});
+  }
 }
 
 TEST(LoadFaults, RouterGroupsMustFitTheExperts) {

@@ -53,6 +53,7 @@ class ModelBuilder {
 
   const ConfigReader& config() const { return config_; }
   WeightLoader& weights() { return weights_; }
+  Device device() const { return device_; }
 
   /// Reads the common keys and tensors: model.embed_tokens, model.norm and lm_head (or, when tied,
   /// the embedding again).

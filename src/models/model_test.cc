@@ -56,6 +56,12 @@ TEST_F(LoadedModel, InfoSaysWhatConfigAndGenerationConfigSay) {
   EXPECT_TRUE(info.sub_configs.empty());
 }
 
+TEST(LatentCache, ATokenTakesItsCompressedRowAlone) {
+  // kv_lora_rank 32, qk_rope_head_dim 16, 2 layers; keys and values of 4 heads would take 288.
+  const auto model = Model::from_pretrained(folder_of("deepseek_v3"), {.dtype = DType::kBF16});
+  EXPECT_EQ(model->new_cache(2, 256)->bytes(), size_t{2} * 256 * 2 * (32 + 16) * 2);
+}
+
 TEST_F(LoadedModel, EosIdsComeFromGenerationConfigFirst) {
   DamagedCheckpoint checkpoint("qwen3_moe");
   checkpoint.config["eos_token_id"] = {4, 5};

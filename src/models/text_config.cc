@@ -144,23 +144,24 @@ RopeConfig read_rope(const ConfigReader& config, const TextConfig& text,
   return rope;
 }
 
-void read_heads(const ConfigReader& config, TextConfig& text) {
+void read_heads(const ConfigReader& config, std::string_view head_dim_key, TextConfig& text) {
   text.num_heads = read_size(config, "num_attention_heads");
   text.num_kv_heads = config.integer_or("num_key_value_heads", text.num_heads, 1, kMaxSize);
   if (text.num_heads % text.num_kv_heads != 0) {
     config_error(config, str_cat("num_key_value_heads (", text.num_kv_heads,
                                  ") must divide num_attention_heads (", text.num_heads, ")"));
   }
-  if (config.has("head_dim")) {
-    text.head_dim = read_size(config, "head_dim");
+  if (config.has(head_dim_key)) {
+    text.head_dim = read_size(config, head_dim_key);
   } else if (text.hidden_size % text.num_heads == 0) {
     text.head_dim = text.hidden_size / text.num_heads;
   } else {
-    config_error(config, str_cat("without head_dim, num_attention_heads (", text.num_heads,
-                                 ") must divide hidden_size (", text.hidden_size, ")"));
+    config_error(config,
+                 str_cat("without ", head_dim_key, ", num_attention_heads (", text.num_heads,
+                         ") must divide hidden_size (", text.hidden_size, ")"));
   }
   if (text.head_dim % 2 != 0) {
-    config_error(config, str_cat("head_dim must be even to be rotated, got ", text.head_dim));
+    config_error(config, str_cat(head_dim_key, " must be even to be rotated, got ", text.head_dim));
   }
 }
 
@@ -180,7 +181,7 @@ TextConfig read_text_config(const ConfigReader& config, const TextDefaults& defa
   text.hidden_size = read_size(config, "hidden_size");
   text.num_layers = config.integer("num_hidden_layers", 1, 100000);
   text.max_position_embeddings = read_size(config, "max_position_embeddings");
-  read_heads(config, text);
+  read_heads(config, defaults.head_dim_key, text);
   text.norm_eps = static_cast<float>(in_range(
       config, "rms_norm_eps", config.number_or("rms_norm_eps", defaults.norm_eps), 1e-30, 1e30));
   text.activation = parse_activation(config.text_or("hidden_act", "silu"));

@@ -18,6 +18,7 @@ struct TextDefaults {
   double norm_eps = 1e-6;
   double rope_theta = 10000;
   std::optional<double> partial_rotary_factor = {};  // empty: the family always rotates whole heads
+  std::string_view head_dim_key = "head_dim";
 };
 
 struct TextConfig {

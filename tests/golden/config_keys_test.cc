@@ -62,6 +62,16 @@ TEST(ConfigKeys, ThatMatterChangeTheLogits) {
       {"olmoe_clip_qkv", "clip_qkv", nullptr},
       {"olmoe_clip_qkv", "norm_topk_prob", false},
       {"olmoe_older_config", "rope_scaling", nullptr},
+      {"deepseek_v2_groups_yarn", "topk_method", "greedy"},
+      {"deepseek_v2_groups_yarn", "topk_group", 4},
+      {"deepseek_v2_groups_yarn", "routed_scaling_factor", 1},
+      {"deepseek_v2_groups_yarn", "rope_parameters", {{"rope_theta", 10000}}},
+      {"deepseek_v3_older_config", "rope_scaling", nullptr},
+      {"deepseek_v3_older_config", "rope_interleave", false},
+      {"deepseek_v3_older_config", "norm_topk_prob", false},
+      {"deepseek_v3_older_config", "n_group", 2},
+      {"deepseek_v3_plain_q", "rope_interleave", true},
+      {"deepseek_v3_plain_q", "norm_topk_prob", true},
   };
   for (const Change& change : changes) {
     EXPECT_GT(effect(change), 1e-3) << change.fixture << ": " << change.key;
@@ -86,6 +96,13 @@ TEST(ConfigKeys, OfEqualMeaningGiveEqualBits) {
       {"olmoe", "num_key_value_heads", nullptr},
       {"olmoe", "hidden_act", "swish"},
       {"olmoe_older_config", "norm_topk_prob", kAbsent},
+      {"deepseek_v2_groups_yarn", "norm_topk_prob", false},  // no effect in this family
+      {"deepseek_v2_groups_yarn", "head_dim", 8},            // qk_rope_head_dim counts
+      {"deepseek_v2_older_config", "n_group", 4},            // greedy
+      {"deepseek_v2_older_config", "first_k_dense_replace", 1},
+      {"deepseek_v3_older_config", "num_key_value_heads", nullptr},
+      {"deepseek_v3_older_config", "norm_topk_prob", kAbsent},
+      {"deepseek_v3_older_config", "routed_scaling_factor", kAbsent},
   };
   for (const Change& change : changes) {
     EXPECT_EQ(effect(change), 0) << change.fixture << ": " << change.key;

@@ -12,7 +12,8 @@ import sys
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, MixtralConfig, OlmoeConfig, Qwen2MoeConfig,
+                          Qwen3MoeConfig)
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "models"
 COMMON = dict(vocab_size=160, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
@@ -21,6 +22,12 @@ QWEN = dict(COMMON, intermediate_size=48, moe_intermediate_size=24, num_experts=
 QWEN2 = dict(QWEN, shared_expert_intermediate_size=40)
 MIXTRAL = dict(COMMON, intermediate_size=24, num_local_experts=6)
 OLMOE = dict(COMMON, intermediate_size=24, num_experts=6)
+
+# Odd widths everywhere; sequences of more than 200 tokens stretch over YaRN's original context.
+MLA = dict(COMMON, num_key_value_heads=4, max_position_embeddings=512, intermediate_size=40, moe_intermediate_size=20, n_routed_experts=8,
+           num_experts_per_tok=3, num_hidden_layers=2, first_k_dense_replace=1, kv_lora_rank=26, qk_nope_head_dim=12, qk_rope_head_dim=6,
+           v_head_dim=10, vocab_size=64)
+MLA_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
 
 
 def older(config):
@@ -34,6 +41,30 @@ def older(config):
         config["num_experts"] = config.pop("num_local_experts")
     config.pop("layer_types", None)
     config["transformers_version"] = "4.41.0"
+
+
+def hub_deepseek(config):
+    """The keys of the released configs: older spellings, no head_dim, topk_method and moe_layer_freq in V3's too."""
+    older(config)
+    for key in ("head_dim", "qk_head_dim", "rope_interleave", "num_local_experts"):
+        config.pop(key, None)
+    config["moe_layer_freq"] = 1
+    config.setdefault("topk_method", "noaux_tc")
+    config["scoring_func"] = "sigmoid" if config["model_type"] == "deepseek_v3" else "softmax"
+
+
+def with_mtp_layer(tensors):
+    """A layer for multi-token prediction behind the last one, as in DeepSeek-V3's checkpoint."""
+    last = max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
+    extra = {name.replace(f"layers.{last}.", f"layers.{last + 1}."): tensor.clone() for name, tensor in tensors.items() if f"layers.{last}." in name}
+    prefix = f"model.layers.{last + 1}."
+    hidden = tensors["model.norm.weight"].shape[0]
+    extra[prefix + "eh_proj.weight"] = torch.randn(hidden, 2 * hidden, dtype=torch.bfloat16)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        extra[f"{prefix}{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    for name, source in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+        extra[f"{prefix}{name}.weight"] = tensors[source + ".weight"].clone()
+    return {**tensors, **extra}
 
 
 def packed(tensors, prefix_from=None, prefix_to=None):
@@ -85,6 +116,16 @@ CASES = {
     "olmoe_older_config": (OlmoeConfig(**dict(OLMOE, num_key_value_heads=None), num_hidden_layers=2, rope_parameters={
         "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}), older, packed, 70),
+    # Compressed queries, groups by their best expert, biases, YaRN with unequal mscales; norm_topk_prob does nothing here.
+    "deepseek_v2_groups_yarn": (DeepseekV2Config(**MLA, q_lora_rank=14, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+                                                 n_shared_experts=2, routed_scaling_factor=1.7, norm_topk_prob=True, attention_bias=True,
+                                                 rope_parameters=dict(MLA_YARN, mscale=1.0, mscale_all_dim=0.707)), None, None, 210),
+    "deepseek_v2_older_config": (DeepseekV2Config(**MLA, q_lora_rank=None, n_group=3, rope_parameters=dict(
+        MLA_YARN, mscale=0.707, mscale_all_dim=0.707)), hub_deepseek, packed, 210),
+    "deepseek_v3_older_config": (DeepseekV3Config(**MLA, q_lora_rank=14, n_group=4, topk_group=2, rope_parameters=dict(
+        MLA_YARN, mscale=1.0, mscale_all_dim=1.0)), hub_deepseek, with_mtp_layer, 210),
+    "deepseek_v3_plain_q": (DeepseekV3Config(**dict(MLA, first_k_dense_replace=0), q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False,
+                                             rope_interleave=False, attention_bias=True, num_mtp_layers=0), None, packed, 13),
 }
 
 
@@ -100,6 +141,9 @@ def randomize(model):
                 parameter.copy_(0.5 * torch.randn_like(parameter))
             else:
                 parameter.copy_(1.2 * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.2 * torch.randn_like(buffer))
 
 
 def capture(model, layers):

@@ -21,8 +21,7 @@ void rotate_queries(const LatentRowArgs& args, int64_t token) {
   const MutableTensorView& q = args.q_rope;
   const int64_t half = args.cos.dim(1);
   for (int64_t head = 0; head < q.dim(1); ++head) {
-    std::byte* x =
-        at(q.mutable_data(), q.dtype(), token * q.stride(0) + head * q.stride(1));
+    std::byte* x = at(q.mutable_data(), q.dtype(), token * q.stride(0) + head * q.stride(1));
     rotate_head(x, q.dtype(), x, q.dtype(), half, args.cos.as<float>() + token * half,
                 args.sin.as<float>() + token * half,
                 args.interleaved ? RopePairs::kNeighbours : RopePairs::kHalves);

@@ -13,8 +13,8 @@ using test::to_doubles;
 
 /// Elements [first, first + count) of every head.
 MutableTensorView part(const MutableTensorView& x, int64_t first, int64_t count) {
-  auto* data = static_cast<std::byte*>(x.mutable_data()) +
-               static_cast<size_t>(first) * size_of(x.dtype());
+  auto* data =
+      static_cast<std::byte*>(x.mutable_data()) + static_cast<size_t>(first) * size_of(x.dtype());
   return {data, x.dtype(), {x.dim(0), x.dim(1), count}, x.strides()};
 }
 
@@ -33,8 +33,12 @@ class LatentOps : public OpsTest {
   Tensor run(const std::vector<SequenceSpan>& sequences, Workspace& workspace) {
     Tensor out(rows_->dtype(), q_latent_->shape());
     std::memset(out->mutable_data(), 0xff, out->nbytes());  // NaN in every dtype
-    ops_.latent_attention({q_latent_.view(), part(q_, kNope, shape_.rope_dim), rows_.view(),
-                           {sequences}, kScale, out},
+    ops_.latent_attention({q_latent_.view(),
+                           part(q_, kNope, shape_.rope_dim),
+                           rows_.view(),
+                           {sequences},
+                           kScale,
+                           out},
                           workspace, stream_);
     return out;
   }
@@ -110,9 +114,9 @@ TEST_F(LatentOps, AttentionTakesWhatItSaysAndAllocatesNothing) {
   run(sequences, exact);
   const Tensor out(DType::kBF16, q_latent_->shape());
   const test::AllocationCounter counter;
-  ops_.latent_attention({q_latent_.view(), part(q_, kNope, shape_.rope_dim), rows_.view(),
-                         {sequences}, kScale, out},
-                        exact, stream_);
+  ops_.latent_attention(
+      {q_latent_.view(), part(q_, kNope, shape_.rope_dim), rows_.view(), {sequences}, kScale, out},
+      exact, stream_);
   const int64_t allocations = counter.count();
   EXPECT_EQ(allocations, 0);
   EXPECT_EQ(exact.used(), 0u);
@@ -143,8 +147,15 @@ TEST_F(LatentOps, FreshRowsAreNormalisedRotatedAndStored) {
       const Tensor sin = random(DType::kF32, {6, kHalf});
       const std::vector<double> q_before = to_doubles(q_.view());
       const std::vector<double> rows_before = to_doubles(rows_.view());
-      ops_.finish_latent({fresh.view(), norm.view(), 1e-5f, part(q_, kNope, 2 * kHalf), interleaved,
-                          cos.view(), sin.view(), {sequences}, rows_},
+      ops_.finish_latent({fresh.view(),
+                          norm.view(),
+                          1e-5f,
+                          part(q_, kNope, 2 * kHalf),
+                          interleaved,
+                          cos.view(),
+                          sin.view(),
+                          {sequences},
+                          rows_},
                          stream_);
       std::vector<double> q = q_before;
       std::vector<double> rows = rows_before;
@@ -184,15 +195,14 @@ TEST_F(LatentOps, LinearHeadsEqualsTheReferenceAndDoesNotDependOnTheBatch) {
     bool across;
   };
   for (const DType dtype : kComputeDtypes) {
-    for (const Shape& s : {Shape{1, 5, 64, 24, true}, Shape{7, 5, 64, 24, true},
-                           Shape{1, 3, 32, 130, false}, Shape{300, 2, 48, 40, false},
-                           Shape{19, 3, 10, 7, false}}) {
+    for (const Shape& s :
+         {Shape{1, 5, 64, 24, true}, Shape{7, 5, 64, 24, true}, Shape{1, 3, 32, 130, false},
+          Shape{300, 2, 48, 40, false}, Shape{19, 3, 10, 7, false}}) {
       const Tensor x = random(dtype, {s.tokens, s.heads, s.k + 3});
       const Tensor w = random(DType::kBF16, {s.heads, s.across ? s.k : s.n, s.across ? s.n : s.k});
       const int64_t head_stride = s.n * s.k;
-      const TensorView weight(
-          w->data(), DType::kBF16, {s.heads, s.n, s.k},
-          s.across ? Dims{head_stride, 1, s.n} : Dims{head_stride, s.k, 1});
+      const TensorView weight(w->data(), DType::kBF16, {s.heads, s.n, s.k},
+                              s.across ? Dims{head_stride, 1, s.n} : Dims{head_stride, s.k, 1});
       const Tensor out(dtype, {s.tokens, s.heads, s.n});
       const size_t bytes =
           ops_.linear_heads_workspace_bytes(s.tokens, s.k, dtype, threads_.num_threads());
