@@ -13,6 +13,14 @@ namespace {
 
 bool on_cpu(const ModelInfo& info) { return info.device.type == DeviceType::kCpu; }
 
+// Whether a token takes the place of an older one, which cutting the sequence may ask for again.
+bool keeps_latest_only(const KvShape& shape) {
+  return std::any_of(shape.layers.begin(), shape.layers.end(), [](const CacheLayout& layer) {
+    return std::any_of(layer.begin(), layer.end(),
+                       [](const CacheTensor& tensor) { return tensor.fixed_rows != 0; });
+  });
+}
+
 }  // namespace
 
 DecoderCache& DecoderModel::check_input(const ForwardInput& input, KvCache& cache) const {
@@ -114,6 +122,7 @@ void DecoderModel::finish_sampled_step(const ForwardInput& input, KvStore& store
 }
 
 void DecoderModel::begin_ahead(const ForwardInput& input, KvStore& store, const Outcome& outcome) {
+  if (keeps_latest_only(store.shape())) return;
   StepAhead ahead{outcome.cache, {}, {}, {}, outcome.request->options, {}};
   for (size_t s = 0; s < input.num_tokens.size(); ++s) {
     ahead.lengths.push_back(store.length(static_cast<int64_t>(s)) + input.num_tokens[s]);

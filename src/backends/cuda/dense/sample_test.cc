@@ -56,35 +56,45 @@ class GpuSample : public GpuOpsTest {
 
 // What a draw leaves for the step after it.
 TEST_F(GpuSample, TheNextStepBeginsWithWhatWasDrawn) {
-  constexpr int64_t kRows = 3;
   constexpr int64_t kVocab = 5000;
-  const Tensor logits = random(DType::kF32, {kRows, kVocab});
-  std::fill_n(logits->as<float>() + kVocab, kVocab, NAN);  // the second row gives no token
-  const Tensor gpu_logits = to_gpu(logits.view());
+  const Tensor all = random(DType::kF32, {3, kVocab});
+  std::fill_n(all->as<float>() + kVocab, kVocab, NAN);  // the second row gives no token
   const Tensor uniform = to_gpu(vector_tensor<double>(DType::kF64, {0.5, 0.5, 0.5}).view());
-  for (const float temperature : {0.0f, 1.0f}) {
-    const GpuTokens tokens = gpu_tokens({{4, 0, 1, 7}, {0, 1, 1, 8}, {2, 2, 1, 0}}, stream_);
-    const Tensor ids = poisoned(DType::kI32, {kRows});
-    const Tensor token_ids = poisoned(DType::kI32, {kRows});
-    const auto host = runtime_->allocate_pinned(2 * kRows * sizeof(int32_t));
-    auto* drawn = static_cast<int32_t*>(host.get());
-    std::fill_n(drawn, 2 * kRows, -2);
-    SampleArgs args;
-    args.logits = gpu_logits.view();
-    args.temperature = temperature;
-    args.uniform = uniform.view();
-    args.ids = ids;
-    args.next = {token_ids, tokens.positions, tokens.spans, drawn};
-    ops_->sample(args, *workspace_, stream_);
-    const Tensor got = to_host(ids.view());
-    const std::vector<int32_t> id(got->as<int32_t>(), got->as<int32_t>() + kRows);
-    EXPECT_EQ(id[1], -1);
-    EXPECT_EQ(values(token_ids.view()), (std::vector<double>{1.0 * id[0], 0, 1.0 * id[2]}));
-    EXPECT_EQ(values(tokens.positions.view()), (std::vector<double>{8, 9, 1}));
-    EXPECT_EQ(values(tokens.spans.view()),
-              (std::vector<double>{4, 0, 1, 8, 0, 1, 1, 9, 2, 2, 1, 1}));
-    EXPECT_EQ(std::vector<int32_t>(drawn, drawn + 2 * kRows),
-              (std::vector<int32_t>{-2, -1, id[2], id[0], -2, -2}));
+  const std::vector<SequenceSpan> sequences = {{4, 0, 1, 7}, {0, 1, 1, 8}, {2, 2, 1, 0}};
+  for (const int64_t rows : {2, 3}) {
+    for (const float temperature : {0.0f, 1.0f}) {
+      const auto n = static_cast<size_t>(rows);
+      const GpuTokens tokens = gpu_tokens({sequences.begin(), sequences.begin() + rows}, stream_);
+      const Tensor logits = to_gpu(all->slice(0, rows));
+      const Tensor ids = poisoned(DType::kI32, {rows});
+      const Tensor token_ids = poisoned(DType::kI32, {rows});
+      const auto host = runtime_->allocate_pinned(2 * n * sizeof(int32_t));
+      auto* drawn = static_cast<int32_t*>(host.get());
+      std::fill_n(drawn, 2 * n, -2);
+      SampleArgs args;
+      args.logits = logits.view();
+      args.temperature = temperature;
+      args.uniform = uniform->slice(0, rows);
+      args.ids = ids;
+      args.next = {token_ids, tokens.positions, tokens.spans, drawn};
+      ops_->sample(args, *workspace_, stream_);
+      const std::vector<double> id = values(ids.view());
+      EXPECT_EQ(id[1], -1);
+      std::vector<double> next_ids, positions, spans, on_host(2 * n, -2);
+      for (size_t i = 0; i < n; ++i) {
+        const SequenceSpan& s = sequences[i];
+        next_ids.push_back(std::max(id[i], 0.0));
+        positions.push_back(static_cast<double>(s.past + 1));
+        for (const int64_t x : {s.slot, s.first_row, s.num_tokens, s.past + 1}) {
+          spans.push_back(static_cast<double>(x));
+        }
+        on_host[static_cast<size_t>(s.past % 2) * n + i] = id[i];
+      }
+      EXPECT_EQ(values(token_ids.view()), next_ids);
+      EXPECT_EQ(values(tokens.positions.view()), positions);
+      EXPECT_EQ(values(tokens.spans.view()), spans);
+      EXPECT_EQ(std::vector<double>(drawn, drawn + 2 * n), on_host);
+    }
   }
 }
 
@@ -103,6 +113,10 @@ TEST_F(GpuSample, GreedyTakesTheLargestAndOfEqualsTheFirst) {
       best[static_cast<size_t>(r)] = sampler.next(copy, {});
     }
     EXPECT_EQ(sample(logits.view(), {}), best);
+    for (int64_t r = 0; r < 4; ++r) {  // few rows take another kernel
+      EXPECT_EQ(sample(logits->slice(r, r + 2), {}),
+                std::vector<int32_t>(best.begin() + r, best.begin() + r + 2));
+    }
   }
 }
 
@@ -113,6 +127,8 @@ TEST_F(GpuSample, ARowOfNaNGivesNoToken) {
     const auto ids = sample(logits.view(), {.temperature = temperature}, {0.5, 0.5, 0.5});
     EXPECT_EQ(ids[1], -1);
     EXPECT_TRUE(ids[0] >= 0 && ids[0] < 100 && ids[2] >= 0 && ids[2] < 100);
+    EXPECT_EQ(sample(logits->slice(1, 2), {.temperature = temperature}, {0.5}),
+              std::vector<int32_t>{-1});
   }
 }
 
