@@ -1,6 +1,9 @@
 // tokenizer.json, then a text for it: the input is the JSON, a line that says "----", and the text.
+// What is known of words changes no ids, and a stream gives the text of the whole.
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <string>
 #include <string_view>
 
 #include "cadre/error.h"
@@ -15,10 +18,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const auto tokenizer = cadre::Tokenizer::from_json(input.substr(0, end), "tokenizer.json");
     const auto ids = tokenizer.encode(text);
-    tokenizer.decode(ids);
+    if (tokenizer.encode(text) != ids) std::abort();
     cadre::TextStream stream(tokenizer);
-    for (const cadre::TokenId id : ids) stream.push(id);
-    stream.finish();
+    std::string streamed;
+    for (const cadre::TokenId id : ids) streamed += stream.push(id);
+    streamed += stream.finish();
+    if (tokenizer.decode(ids) != streamed) std::abort();
   } catch (const cadre::Error&) {
   }
   return 0;

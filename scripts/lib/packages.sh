@@ -1,7 +1,7 @@
 # Debian packages: which ones each job needs, and their installation. Sourced after common.sh.
 
 build_packages=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev
-  libjpeg62-turbo-dev libpng-dev libwebp-dev libgtest-dev python3)
+  libjpeg62-turbo-dev libpng-dev libwebp-dev libgtest-dev python3 xz-utils)
 check_packages=(git clang-format-14 clang libclang-rt-14-dev)
 tidy_packages=(clang-tidy-19)
 

@@ -1,7 +1,7 @@
 #include "generation/tokenizer/bpe.h"
 
 #include <algorithm>
-#include <bit>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -14,16 +14,20 @@
 namespace cadre::text {
 namespace {
 
-constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 constexpr size_t kShort = 48;  // up to here scanning all pairs beats a heap
+constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
 std::string byte_token(unsigned byte) {
   constexpr std::string_view kHex = "0123456789ABCDEF";
   return str_cat("<0x", kHex[byte >> 4], kHex[byte & 15], ">");
 }
 
-uint64_t key_of(TokenId left, TokenId right) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+// True when "<0xHH>" may be in there.
+bool has_byte_token(std::string_view token) {
+  for (size_t at = token.find("<0x"); at != token.npos; at = token.find("<0x", at + 1)) {
+    if (token.size() >= at + 6 && token[at + 5] == '>') return true;
+  }
+  return false;
 }
 
 // The two halves of a merge: ["a", "b"], or in older files "a b". Empty when it is neither.
@@ -63,7 +67,7 @@ Bpe Bpe::parse(const JsonNode& model, bool byte_level) {
     bpe.unknown_ = bpe.vocabulary_.find(unknown->text());
     if (bpe.unknown_ == kNoToken) unknown->fail("a token of the vocabulary");
   }
-  bpe.read_single_bytes();
+  bpe.read_characters();
   return bpe;
 }
 
@@ -88,7 +92,7 @@ void Bpe::read_vocabulary(const JsonNode& node) {
 
 void Bpe::read_merges(const JsonNode& node) {
   const size_t count = node.array_size();
-  if (count >= kNoRank) node.fail("fewer merges");
+  if (count >= kNone) node.fail("fewer merges");
   merges_.reserve(count);
   std::string joined;
   for (size_t i = 0; i < count; ++i) {
@@ -107,11 +111,30 @@ void Bpe::read_merges(const JsonNode& node) {
       node.element(i).fail_with(
           str_cat("token \"", missing, "\" of the merge is not in the vocabulary"));
     }
-    merges_.set(left, right, {static_cast<uint32_t>(i), id});
+    merges_.set(left, right, make_merge(static_cast<uint32_t>(i), id));
+    note_join(halves->first, halves->second);
   }
 }
 
-void Bpe::read_single_bytes() {
+void Bpe::note_join(std::string_view left, std::string_view right) {
+  if (left.empty() || right.empty()) return;  // no character is empty: it never happens
+  merges_byte_tokens_ |= has_byte_token(left) || has_byte_token(right);
+  size_t length = 0;
+  char32_t last = code_point_before(left, left.size(), length);
+  char32_t first = code_point_at(right, 0, length);
+  if (byte_level_) {
+    const int last_byte = byte_of_character(last);
+    const int first_byte = byte_of_character(first);
+    if (last_byte < 0 || first_byte < 0) return;  // no text is spelled like that
+    last = static_cast<char32_t>(last_byte);
+    first = static_cast<char32_t>(first_byte);
+  }
+  joins_.add(last, first);
+}
+
+// Pieces may be cut where no merge joins when each character has ids whatever its neighbours are:
+// without unknown ones, which may be fused or left out, and without whole pieces that are tokens.
+void Bpe::read_characters() {
   byte_ids_.resize(256);
   for (unsigned byte = 0; byte < 256; ++byte) {
     std::string token;
@@ -122,50 +145,53 @@ void Bpe::read_single_bytes() {
     }
     byte_ids_[byte] = vocabulary_.find(token);
   }
-}
-
-void MergeTable::reserve(size_t num_merges) { slots_.resize(std::bit_ceil(2 * num_merges + 2)); }
-
-size_t MergeTable::place_of(uint64_t key) const {
-  const size_t mask = slots_.size() - 1;
-  uint64_t mixed = key * 0x9E3779B97F4A7C15u;
-  mixed ^= mixed >> 32;
-  size_t place = mixed & mask;
-  while (slots_[place].key != key && slots_[place].key != ~uint64_t{0}) place = (place + 1) & mask;
-  return place;
-}
-
-void MergeTable::set(TokenId left, TokenId right, Merge merge) {
-  const uint64_t key = key_of(left, right);
-  slots_[place_of(key)] = {key, merge};
-}
-
-const MergeTable::Merge* MergeTable::find(TokenId left, TokenId right) const {
-  const uint64_t key = key_of(left, right);
-  const Slot& slot = slots_[place_of(key)];
-  return slot.key == key ? &slot.merge : nullptr;
+  ascii_ids_.resize(128);
+  for (unsigned c = 0; c < 128; ++c) {
+    ascii_ids_[c] = vocabulary_.find(std::string(1, static_cast<char>(c)));
+  }
+  const bool has_all_bytes =
+      std::find(byte_ids_.begin(), byte_ids_.end(), kNoToken) == byte_ids_.end();
+  can_cut_ =
+      has_all_bytes && !ignore_merges_ && (byte_level_ || (byte_fallback_ && !merges_byte_tokens_));
 }
 
 void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<TokenId>& out) const {
-  if (scratch.cache.find(piece, out)) return;
-  encode_uncached(piece, scratch);
-  scratch.cache.insert(piece, scratch.ids);
+  size_t begin = 0;
+  if (can_cut_ && piece.size() > WordCache::kMaxBytes) {
+    char32_t previous = 0;
+    for (size_t i = 0, length = 1; i < piece.size(); i += length) {
+      const char32_t character =
+          byte_level_ ? static_cast<uint8_t>(piece[i]) : code_point_at(piece, i, length);
+      if (i > 0 && !joins_.may_join(previous, character)) {
+        encode_part(piece.substr(begin, i - begin), scratch, out);
+        begin = i;
+      }
+      previous = character;
+    }
+  }
+  encode_part(piece.substr(begin), scratch, out);
+}
+
+void Bpe::encode_part(std::string_view part, Scratch& scratch, std::vector<TokenId>& out) const {
+  if (scratch.cache.find(part, out)) return;
+  encode_uncached(part, scratch);
+  scratch.cache.insert(part, scratch.ids);
   out.insert(out.end(), scratch.ids.begin(), scratch.ids.end());
 }
 
-void Bpe::encode_uncached(std::string_view piece, Scratch& scratch) const {
+void Bpe::encode_uncached(std::string_view part, Scratch& scratch) const {
   auto& ids = scratch.ids;
   ids.clear();
   if (ignore_merges_) {
     scratch.spelled.clear();
-    if (byte_level_) append_in_alphabet(piece, scratch.spelled);
-    const TokenId whole = vocabulary_.find(byte_level_ ? scratch.spelled : piece);
+    if (byte_level_) append_in_alphabet(part, scratch.spelled);
+    const TokenId whole = vocabulary_.find(byte_level_ ? scratch.spelled : part);
     if (whole != kNoToken) {
       ids.push_back(whole);
       return;
     }
   }
-  spell_characters(piece, ids);
+  spell_characters(part, ids);
   if (ids.size() <= kShort) {
     merge_short(scratch);
   } else {
@@ -174,17 +200,16 @@ void Bpe::encode_uncached(std::string_view piece, Scratch& scratch) const {
 }
 
 // One id per character; what the vocabulary lacks becomes bytes, the unknown token or nothing.
-void Bpe::spell_characters(std::string_view piece, std::vector<TokenId>& ids) const {
+void Bpe::spell_characters(std::string_view part, std::vector<TokenId>& ids) const {
   bool unknown_waits = false;
   const auto flush_unknown = [&] {
     if (unknown_waits) ids.push_back(unknown_);
     unknown_waits = false;
   };
-  for (size_t i = 0, length = 1; i < piece.size(); i += length) {
-    if (!byte_level_) code_point_at(piece, i, length);
-    const std::string_view character = piece.substr(i, length);
-    const TokenId id =
-        byte_level_ ? byte_ids_[static_cast<uint8_t>(piece[i])] : vocabulary_.find(character);
+  for (size_t i = 0, length = 1; i < part.size(); i += length) {
+    if (!byte_level_) code_point_at(part, i, length);
+    const std::string_view character = part.substr(i, length);
+    const TokenId id = id_of_character(character);
     if (id != kNoToken) {
       flush_unknown();
       ids.push_back(id);
@@ -207,71 +232,76 @@ bool Bpe::spell_as_bytes(std::string_view character, std::vector<TokenId>& ids) 
   return true;
 }
 
-uint32_t Bpe::rank_of(TokenId left, TokenId right) const {
-  const auto* merge = merges_.find(left, right);
-  return merge == nullptr ? kNoRank : merge->rank;
+TokenId Bpe::id_of_character(std::string_view character) const {
+  const auto lead = static_cast<uint8_t>(character.front());
+  if (byte_level_) return byte_ids_[lead];
+  return lead < ascii_ids_.size() ? ascii_ids_[lead] : vocabulary_.find(character);
 }
 
 void Bpe::merge_short(Scratch& scratch) const {
   auto& ids = scratch.ids;
-  auto& ranks = scratch.ranks;  // [i]: of the pair i, i + 1
-  ranks.assign(ids.size(), kNoRank);
-  for (size_t i = 0; i + 1 < ids.size(); ++i) ranks[i] = rank_of(ids[i], ids[i + 1]);
+  auto& merges = scratch.merges;
+  merges.assign(ids.size(), kNoMerge);
+  for (size_t i = 0; i + 1 < ids.size(); ++i) merges[i] = merges_.find(ids[i], ids[i + 1]);
   while (ids.size() > 1) {
-    const auto best = std::min_element(ranks.begin(), ranks.end());
-    if (*best == kNoRank) return;
-    const size_t i = best - ranks.begin();
-    ids[i] = merges_.find(ids[i], ids[i + 1])->id;
-    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-    ranks.erase(best);  // the last one stays kNoRank
-    if (i > 0) ranks[i - 1] = rank_of(ids[i - 1], ids[i]);
-    ranks[i] = i + 1 < ids.size() ? rank_of(ids[i], ids[i + 1]) : kNoRank;
+    const auto best = std::min_element(merges.begin(), merges.end());
+    if (*best == kNoMerge) return;
+    const auto place = best - merges.begin();
+    const auto i = static_cast<size_t>(place);
+    ids[i] = id_of(*best);
+    ids.erase(ids.begin() + place + 1);
+    merges.erase(best);  // the last one stays kNoMerge
+    if (i > 0) merges[i - 1] = merges_.find(ids[i - 1], ids[i]);
+    merges[i] = i + 1 < ids.size() ? merges_.find(ids[i], ids[i + 1]) : kNoMerge;
   }
 }
 
-void Bpe::push_candidate(Scratch& scratch, int64_t position) const {
-  const int64_t right = position < 0 ? -1 : scratch.next[static_cast<size_t>(position)];
-  if (right < 0) return;
-  const auto* merge = merges_.find(scratch.ids[static_cast<size_t>(position)],
-                                   scratch.ids[static_cast<size_t>(right)]);
-  if (merge == nullptr) return;
-  scratch.heap.push_back({merge->rank, merge->id, position});
-  std::push_heap(scratch.heap.begin(), scratch.heap.end(), [](const auto& a, const auto& b) {
-    return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;
-  });
+// Looks up the merge of the symbol at `position` and the one after it.
+void Bpe::push_candidate(Scratch& scratch, uint32_t position) const {
+  const uint32_t right = scratch.next[position];
+  const Merge merge =
+      right == kNone ? kNoMerge : merges_.find(scratch.ids[position], scratch.ids[right]);
+  scratch.merges[position] = merge;
+  if (merge == kNoMerge) return;
+  ++scratch.num_candidates;
+  scratch.heap.push_back(static_cast<uint64_t>(rank_of(merge)) << 32 | position);
+  std::push_heap(scratch.heap.begin(), scratch.heap.end(), std::greater<>());
 }
 
-// A linked list of symbols and a heap of candidates; candidates that no longer hold are dropped
-// when they come up.
+// A linked list of symbols and a heap of candidates, lowest rank first, then leftmost; candidates
+// that no longer hold are dropped when they come up.
 void Bpe::merge_long(Scratch& scratch) const {
   auto& ids = scratch.ids;
-  const auto count = static_cast<int64_t>(ids.size());
-  scratch.previous.resize(ids.size());
-  scratch.next.resize(ids.size());
-  scratch.heap.clear();
-  for (int64_t i = 0; i < count; ++i) {
-    scratch.previous[static_cast<size_t>(i)] = i - 1;
-    scratch.next[static_cast<size_t>(i)] = i + 1 < count ? i + 1 : -1;
+  if (ids.size() >= kNone) {
+    throw Error(str_cat("encode: a piece of ", ids.size(), " characters; up to ", kNone - 1,
+                        " work, encode the text in shorter parts"));
   }
-  for (int64_t i = 0; i < count; ++i) push_candidate(scratch, i);
+  const auto count = static_cast<uint32_t>(ids.size());
+  scratch.merges.resize(count);
+  scratch.previous.resize(count);
+  scratch.next.resize(count);
+  scratch.heap.clear();
+  for (uint32_t i = 0; i < count; ++i) {
+    scratch.previous[i] = i == 0 ? kNone : i - 1;
+    scratch.next[i] = i + 1 < count ? i + 1 : kNone;
+  }
+  for (uint32_t i = 0; i < count; ++i) push_candidate(scratch, i);
   while (!scratch.heap.empty()) {
-    std::pop_heap(scratch.heap.begin(), scratch.heap.end(), [](const auto& a, const auto& b) {
-      return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;
-    });
-    const Scratch::Candidate top = scratch.heap.back();
+    std::pop_heap(scratch.heap.begin(), scratch.heap.end(), std::greater<>());
+    const uint64_t top = scratch.heap.back();
     scratch.heap.pop_back();
-    const auto left = static_cast<size_t>(top.position);
-    const int64_t right = scratch.next[left];
-    if (ids[left] == kNoToken || right < 0) continue;
-    const auto* merge = merges_.find(ids[left], ids[static_cast<size_t>(right)]);
-    if (merge == nullptr || merge->id != top.id) continue;
-    ids[left] = top.id;
-    ids[static_cast<size_t>(right)] = kNoToken;
-    const int64_t after = scratch.next[static_cast<size_t>(right)];
+    const auto left = static_cast<uint32_t>(top);
+    const Merge merge = scratch.merges[left];
+    if (merge == kNoMerge || rank_of(merge) != top >> 32) continue;
+    const uint32_t right = scratch.next[left];
+    ids[left] = id_of(merge);
+    ids[right] = kNoToken;
+    scratch.merges[right] = kNoMerge;
+    const uint32_t after = scratch.next[right];
     scratch.next[left] = after;
-    if (after >= 0) scratch.previous[static_cast<size_t>(after)] = top.position;
-    push_candidate(scratch, scratch.previous[left]);
-    push_candidate(scratch, top.position);
+    if (after != kNone) scratch.previous[after] = left;
+    if (scratch.previous[left] != kNone) push_candidate(scratch, scratch.previous[left]);
+    push_candidate(scratch, left);
   }
   ids.erase(std::remove(ids.begin(), ids.end(), kNoToken), ids.end());
 }

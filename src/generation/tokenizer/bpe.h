@@ -7,30 +7,11 @@
 #include <vector>
 
 #include "generation/tokenizer/json_node.h"
+#include "generation/tokenizer/merge_table.h"
 #include "generation/tokenizer/vocabulary.h"
 #include "generation/tokenizer/word_cache.h"
 
 namespace cadre::text {
-
-/// Pair of ids -> rank and id of what it becomes.
-class MergeTable {
- public:
-  struct Merge {
-    uint32_t rank;
-    TokenId id;
-  };
-  void reserve(size_t num_merges);
-  void set(TokenId left, TokenId right, Merge merge);  // replaces an earlier one
-  const Merge* find(TokenId left, TokenId right) const;
-
- private:
-  struct Slot {
-    uint64_t key = ~uint64_t{0};
-    Merge merge{};
-  };
-  size_t place_of(uint64_t key) const;
-  std::vector<Slot> slots_;  // open addressing, power of two, at most half full
-};
 
 class Bpe {
  public:
@@ -44,40 +25,43 @@ class Bpe {
     WordCache cache;
     std::string spelled;
     std::vector<TokenId> ids;
-    std::vector<uint32_t> ranks;
-    std::vector<int64_t> previous;
-    std::vector<int64_t> next;
-    struct Candidate {
-      uint32_t rank;
-      TokenId id;
-      int64_t position;
-    };
-    std::vector<Candidate> heap;
+    std::vector<Merge> merges;  // [i]: of the symbol at i and the one after it
+    std::vector<uint32_t> previous;
+    std::vector<uint32_t> next;
+    std::vector<uint64_t> heap;   // rank and position of merges that may still hold
+    uint64_t num_candidates = 0;  // merges put on the heap so far: the measure of merge_long's work
   };
 
-  /// Appends the ids of a piece that is not empty. Time O(n log n) for n characters.
+  /// Appends the ids of a piece that is not empty. Time O(n log n) for n characters. Throws Error
+  /// when the piece has 2^32 or more of them.
   void encode(std::string_view piece, Scratch& scratch, std::vector<TokenId>& out) const;
 
  private:
   void read_vocabulary(const JsonNode& node);
   void read_merges(const JsonNode& node);
-  void read_single_bytes();
-  void encode_uncached(std::string_view piece, Scratch& scratch) const;
-  void spell_characters(std::string_view piece, std::vector<TokenId>& ids) const;
+  void read_characters();
+  void note_join(std::string_view left, std::string_view right);
+  void encode_part(std::string_view part, Scratch& scratch, std::vector<TokenId>& out) const;
+  void encode_uncached(std::string_view part, Scratch& scratch) const;
+  void spell_characters(std::string_view part, std::vector<TokenId>& ids) const;
+  TokenId id_of_character(std::string_view character) const;
   bool spell_as_bytes(std::string_view character, std::vector<TokenId>& ids) const;
   void merge_short(Scratch& scratch) const;
   void merge_long(Scratch& scratch) const;
-  void push_candidate(Scratch& scratch, int64_t position) const;
-  uint32_t rank_of(TokenId left, TokenId right) const;
+  void push_candidate(Scratch& scratch, uint32_t position) const;
 
   Vocabulary vocabulary_;
   MergeTable merges_;
+  JoinFilter joins_;  // of characters; byte level: of bytes
   bool byte_level_ = false;
   bool ignore_merges_ = false;
   bool fuse_unknown_ = false;
   bool byte_fallback_ = false;
+  bool can_cut_ = false;  // joins_ tells where pieces may be cut
+  bool merges_byte_tokens_ = false;
   TokenId unknown_ = kNoToken;
-  std::vector<TokenId> byte_ids_;  // [256] byte level: of the byte's character; else of "<0xHH>"
+  std::vector<TokenId> ascii_ids_;  // [128] of characters; unused at byte level
+  std::vector<TokenId> byte_ids_;   // [256] byte level: of the byte's character; else of "<0xHH>"
 };
 
 }  // namespace cadre::text

@@ -62,6 +62,100 @@ TEST(Bpe, ShortAndLongWordsMergeByRankThenPlace) {
   }
 }
 
+// A vocabulary of all bytes, letters and the mark, where words start with the mark.
+Json word_model_json() {
+  Json vocab;
+  const auto add = [&vocab](const std::string& token) { vocab[token] = vocab.size(); };
+  for (int byte = 0; byte < 256; ++byte) {
+    const char* hex = "0123456789ABCDEF";
+    add(std::string("<0x") + hex[byte >> 4] + hex[byte & 15] + ">");
+  }
+  for (const char* token : {"_", "a", "b", "c", "ab", "_a", "_ab", "__", "_abc"}) add(token);
+  const Json merges = {"a b", "_ a", "_ ab", "_ _", "_ab c"};
+  return {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}, {"byte_fallback", true}};
+}
+
+Names encode_names(const Bpe& bpe, Bpe::Scratch& scratch, const std::string& piece) {
+  std::vector<TokenId> ids;
+  bpe.encode(piece, scratch, ids);
+  Names tokens;
+  for (const TokenId id : ids) tokens.emplace_back(bpe.vocabulary().token(id));
+  return tokens;
+}
+
+std::string repeat(const std::string& text, int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) out += text;
+  return out;
+}
+
+TEST(Bpe, LongPiecesAreCutWhereNoMergeJoins) {
+  Json json = word_model_json();
+  const std::string origin = "test";
+  const std::string text = repeat("_abc__ab?c", 30);
+  const Names once = {"_abc", "_", "_ab", "<0x3F>", "c"};
+  Names expected;
+  for (int i = 0; i < 30; ++i) expected.insert(expected.end(), once.begin(), once.end());
+
+  const Bpe bpe = Bpe::parse(JsonNode(json, origin), false);
+  Bpe::Scratch scratch;
+  EXPECT_EQ(encode_names(bpe, scratch, text), expected);
+  EXPECT_EQ(scratch.num_candidates, 0u);  // every part was short
+
+  // A merge across the start of words, and no place is left to cut at.
+  json["vocab"]["c_"] = 1000;
+  json["vocab"]["b?"] = 1001;
+  json["vocab"]["?"] = 1002;
+  json["vocab"]["?c"] = 1003;
+  for (const char* merge : {"c _", "b ?", "? c"}) json["merges"].push_back(merge);
+  const Bpe joined = Bpe::parse(JsonNode(json, origin), false);
+  encode_names(joined, scratch = {}, text);
+  EXPECT_GT(scratch.num_candidates, 0u);
+}
+
+TEST(Bpe, PiecesAreNotCutWhereCharactersMayBeMissing) {
+  const std::string origin = "test";
+  const std::string text = repeat("a?b", 40);  // without "?", a and b meet
+  Json json = word_model_json();
+  json["vocab"].erase("<0x3F>");
+  const Bpe dropping = Bpe::parse(JsonNode(json, origin), false);
+  Bpe::Scratch scratch;
+  EXPECT_EQ(encode_names(dropping, scratch, text), Names(40, "ab"));
+
+  json["vocab"]["<unk>"] = 2000;
+  json["unk_token"] = "<unk>";
+  json["fuse_unk"] = true;
+  const Bpe fusing = Bpe::parse(JsonNode(json, origin), false);
+  EXPECT_EQ(encode_names(fusing, scratch = {}, std::string(100, '?')), Names(1, "<unk>"));
+
+  // Byte tokens that merge: their characters are not those of the text.
+  json = word_model_json();
+  json["vocab"]["<0x3F>b"] = 2000;
+  json["merges"] = {"<0x3F> b"};
+  const Bpe merging = Bpe::parse(JsonNode(json, origin), false);
+  const Names names = encode_names(merging, scratch = {}, text);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "<0x3F>b"), 40);
+}
+
+TEST(Bpe, WorkOnLongPiecesIsLinear) {
+  const Json json = model_json();
+  const std::string origin = "test";
+  const Bpe bpe = Bpe::parse(JsonNode(json, origin), false);
+  std::mt19937_64 random(5);
+  for (const size_t size : {1000u, 10000u, 100000u}) {
+    std::string mixed(size, 'a');
+    for (char& c : mixed) c = "aaabbc"[random() % 6];
+    for (const std::string& text : {std::string(size, 'a'), mixed}) {
+      Bpe::Scratch scratch;
+      std::vector<TokenId> ids;
+      bpe.encode(text, scratch, ids);
+      // One for each pair at first, two for each merge at most.
+      EXPECT_LE(scratch.num_candidates, size + 2 * (size - ids.size()));
+      EXPECT_GT(scratch.num_candidates, size / 2);
+    }
+  }
+}
+
 TEST(Bpe, RepeatedWordsComeFromTheCacheUnchanged) {
   const Json json = model_json();
   const std::string origin = "test";
@@ -109,13 +203,33 @@ TEST(WordCache, OverflowForgetsButNeverLies) {
 TEST(MergeTable, LastOfEqualPairsCounts) {
   MergeTable table;
   table.reserve(3);
-  table.set(1, 2, {0, 5});
-  table.set(2, 1, {1, 6});
-  table.set(1, 2, {2, 7});
-  ASSERT_NE(table.find(1, 2), nullptr);
-  EXPECT_EQ(table.find(1, 2)->id, 7);
-  EXPECT_EQ(table.find(2, 1)->rank, 1u);
-  EXPECT_EQ(table.find(2, 2), nullptr);
+  table.set(1, 2, make_merge(0, 5));
+  table.set(2, 1, make_merge(1, 6));
+  table.set(1, 2, make_merge(2, 7));
+  EXPECT_EQ(id_of(table.find(1, 2)), 7);
+  EXPECT_EQ(rank_of(table.find(2, 1)), 1u);
+  EXPECT_EQ(table.find(2, 2), kNoMerge);
+}
+
+TEST(MergeTable, FindsAllOfManyAndNothingElse) {
+  MergeTable table;
+  table.reserve(5000);
+  for (TokenId i = 0; i < 5000; ++i) table.set(i, i * 7 % 5000, make_merge(1, i));
+  for (TokenId i = 0; i < 5000; ++i) {
+    EXPECT_EQ(id_of(table.find(i, i * 7 % 5000)), i);
+    EXPECT_EQ(table.find(i, i * 7 % 5000 + 1), kNoMerge);
+  }
+}
+
+TEST(JoinFilter, KnowsWhatWasAddedAndLittleElse) {
+  JoinFilter filter;
+  for (char32_t c = 0; c < 1000; ++c) filter.add(c, c * 31);
+  size_t others = 0;
+  for (char32_t c = 0; c < 1000; ++c) {
+    EXPECT_TRUE(filter.may_join(c, c * 31));
+    others += filter.may_join(c, c * 31 + 1) ? 1 : 0;
+  }
+  EXPECT_LT(others, 100u);
 }
 
 TEST(Vocabulary, FindsBothWaysAcrossGaps) {

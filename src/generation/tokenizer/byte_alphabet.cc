@@ -37,15 +37,19 @@ constexpr std::array<int16_t, kAlphabetEnd> kBytes = make_bytes();
 
 char32_t character_of_byte(uint8_t byte) { return kCharacters[byte]; }
 
+int byte_of_character(char32_t character) {
+  return character < kAlphabetEnd ? kBytes[character] : -1;
+}
+
 bool append_bytes_of_token(std::string_view token, std::string& out) {
   const size_t before = out.size();
   for (size_t i = 0, length = 0; i < token.size(); i += length) {
-    const char32_t character = code_point_at(token, i, length);
-    if (character >= kAlphabetEnd || kBytes[character] < 0) {
+    const int byte = byte_of_character(code_point_at(token, i, length));
+    if (byte < 0) {
       out.resize(before);
       return false;
     }
-    out += static_cast<char>(kBytes[character]);
+    out += static_cast<char>(byte);
   }
   return true;
 }

@@ -11,6 +11,9 @@ namespace cadre::text {
 
 char32_t character_of_byte(uint8_t byte);
 
+/// The byte that a character of the alphabet stands for; -1 for any other.
+int byte_of_character(char32_t character);
+
 /// The token's bytes appended to `out`; false (nothing appended) when it holds another character.
 bool append_bytes_of_token(std::string_view token, std::string& out);
 

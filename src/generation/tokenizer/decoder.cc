@@ -6,6 +6,7 @@
 
 #include "core/str_cat.h"
 #include "generation/tokenizer/byte_alphabet.h"
+#include "generation/tokenizer/metaspace.h"
 #include "generation/tokenizer/normalizer.h"
 #include "generation/tokenizer/utf8.h"
 
@@ -45,6 +46,11 @@ void Decoder::add(const JsonNode& node) {
     is_fused_ = true;
   } else if (type == "ByteFallback") {
     add_step(node, {Kind::kByteFallback, "", "", 0, 0, false});
+  } else if (type == "Metaspace") {
+    const Metaspace metaspace = Metaspace::parse(node);
+    const bool strips = metaspace.prepend != Metaspace::Prepend::kNever;
+    add_step(node,
+             {Kind::kMetaspace, metaspace.replacement, " ", strips ? size_t{1} : 0, 0, false});
   } else if (type == "Replace") {
     const JsonNode pattern = node.at("pattern");
     const auto literal = pattern.find("String");
@@ -59,7 +65,7 @@ void Decoder::add(const JsonNode& node) {
     add_step(node, std::move(step));
   } else {
     node.unsupported(str_cat("decoder \"", type, "\""),
-                     "ByteLevel, ByteFallback, Replace, Strip, Fuse, Sequence");
+                     "ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, Sequence");
   }
 }
 
@@ -76,6 +82,7 @@ void Decoder::add_step(const JsonNode& node, Step step) {
 
 void Decoder::push(std::string_view token, State& state, std::string& out) const {
   state.steps.resize(steps_.size());
+  state.longest_token = std::max(state.longest_token, token.size());
   run(0, std::string(token), state, out);
 }
 
@@ -102,6 +109,7 @@ void Decoder::run(size_t index, std::string token, State& state, std::string& ou
   }
   const Step& step = steps_[index];
   State::Step& own = state.steps[index];
+  const size_t max_size = max_replaced_size(state.longest_token);
   switch (step.kind) {
     case Kind::kJoin:
       if (own.count++ > 0) token.insert(0, 1, ' ');
@@ -119,8 +127,12 @@ void Decoder::run(size_t index, std::string token, State& state, std::string& ou
       }
       emit_bytes(index, state, out);
       break;
+    case Kind::kMetaspace:  // all marks of the first token go
+      replace_all(token, step.pattern, own.count++ < step.strip_begin ? "" : step.content,
+                  max_size);
+      break;
     case Kind::kReplace:
-      replace_all(token, step.pattern, step.content);
+      replace_all(token, step.pattern, step.content, max_size);
       break;
     case Kind::kStrip:
       strip(step, own, token);
@@ -134,6 +146,7 @@ void Decoder::emit_bytes(size_t index, State& state, std::string& out) const {
   std::string bytes;
   bytes.swap(state.steps[index].pending);
   if (bytes.empty()) return;
+  state.longest_token = std::max(state.longest_token, bytes.size());
   if (is_valid_utf8(bytes)) {
     run(index + 1, std::move(bytes), state, out);
     return;

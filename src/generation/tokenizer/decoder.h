@@ -14,7 +14,8 @@ class Decoder {
  public:
   Decoder() = default;  // tokens with spaces between them
 
-  /// ByteLevel, ByteFallback, Replace (of a string), Strip, Fuse and Sequence; else Unsupported.
+  /// ByteLevel, ByteFallback, Metaspace, Replace (of a string), Strip, Fuse and Sequence; else
+  /// Unsupported.
   static Decoder parse(const JsonNode& node);
 
   /// Where a decoding is: what came that cannot be given out yet.
@@ -24,6 +25,7 @@ class Decoder {
       size_t count = 0;     // tokens or characters passed
     };
     std::vector<Step> steps;
+    size_t longest_token = 0;
   };
 
   /// Appends the text that is final after this token.
@@ -32,7 +34,7 @@ class Decoder {
   void finish(State& state, std::string& out) const;
 
  private:
-  enum class Kind { kJoin, kByteLevel, kByteFallback, kReplace, kStrip };
+  enum class Kind { kJoin, kByteLevel, kByteFallback, kMetaspace, kReplace, kStrip };
   struct Step {
     Kind kind;
     std::string pattern;

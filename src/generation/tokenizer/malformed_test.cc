@@ -123,7 +123,8 @@ TEST(MalformedTokenizer, ForeignComponentsAreUnsupportedAndNamed) {
          {"Unsupported", "normalizer \"Lowercase\"", "NFC"});
   expect("/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", ""}},
          {"Unsupported", "Replace with a Regex"});
-  expect("/pre_tokenizer", {{"type", "Metaspace"}}, {"Unsupported", "\"Metaspace\"", "ByteLevel"});
+  expect("/pre_tokenizer", {{"type", "BertPreTokenizer"}},
+         {"Unsupported", "\"BertPreTokenizer\"", "Metaspace, ByteLevel"});
   expect("/pre_tokenizer",
          {{"type", "Split"}, {"pattern", {{"Regex", "\\w"}}}, {"behavior", "Isolated"}},
          {"Unsupported", "\\w", "Oniguruma"});
@@ -138,9 +139,114 @@ TEST(MalformedTokenizer, ForeignComponentsAreUnsupportedAndNamed) {
          {"Unsupported", "after Fuse or ByteLevel"});
 }
 
-TEST(MalformedTokenizer, DamagedTextNeverCrashes) {
-  std::ifstream in(std::string(CADRE_TEST_DATA) +
-                   "/tokenizers/synthetic/added_rules.tokenizer.json");
+json metaspace(const char* key = "split", json value = true) {
+  json node = {{"type", "Metaspace"}, {"replacement", "\u2581"}};
+  node[key] = std::move(value);
+  return node;
+}
+
+// Both the pre-tokenizer and the decoder of that name.
+TEST(MalformedTokenizer, MetaspaceNamesWhatIsWrong) {
+  for (const std::string place : {"/pre_tokenizer", "/decoder"}) {
+    const auto refuses = [&](const json& node, std::initializer_list<const char*> parts) {
+      expect(place.c_str(), node, parts);
+      expect(place.c_str(), node, {"CheckpointError", place.c_str() + 1});
+    };
+    refuses({{"type", "Metaspace"}}, {"\"replacement\"", "missing"});
+    for (const char* odd : {"", "ab", "\u2581\u2581"}) {
+      refuses(metaspace("replacement", odd), {"replacement", "one character"});
+    }
+    refuses(metaspace("replacement", 9), {"replacement", "a string"});
+    refuses(metaspace("split", "no"), {"split", "true or false"});
+    refuses(metaspace("prepend_scheme", "odd"),
+            {"prepend_scheme", "never, first or always", "odd"});
+    refuses(metaspace("prepend_scheme", 1), {"prepend_scheme", "a string"});
+    refuses(metaspace("add_prefix_space", 1), {"add_prefix_space", "true or false"});
+    json both = metaspace("prepend_scheme", "first");
+    both["add_prefix_space"] = false;
+    refuses(both, {"prepend_scheme", "never, as add_prefix_space is false"});
+  }
+  expect("/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {metaspace(), metaspace()}}},
+         {"Unsupported", "pretokenizers[1]", "second Metaspace"});
+}
+
+TEST(MalformedTokenizer, NormalizersNameWhatIsWrong) {
+  expect("/normalizer", {{"type", "Prepend"}}, {"CheckpointError", "\"prepend\"", "missing"});
+  expect("/normalizer", {{"type", "Prepend"}, {"prepend", 3}},
+         {"CheckpointError", "normalizer.prepend", "a string"});
+  expect("/normalizer", {{"type", "Replace"}, {"content", ""}}, {"CheckpointError", "\"pattern\""});
+  expect("/normalizer", {{"type", "Replace"}, {"pattern", {{"String", "a"}}}},
+         {"CheckpointError", "\"content\"", "missing"});
+  expect("/normalizer", {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", "a"}},
+         {"CheckpointError", "normalizer.pattern.String", "not empty"});
+  expect("/normalizer", {{"type", "Sequence"}, {"normalizers", 3}},
+         {"CheckpointError", "normalizer.normalizers", "an array"});
+  expect("/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "Odd"}}}}},
+         {"Unsupported", "normalizers[0]", "Odd"});
+}
+
+TEST(MalformedTokenizer, DecodersNameWhatIsWrong) {
+  const auto strip = [](json start, json content) -> json {
+    return {{"type", "Strip"}, {"content", content}, {"start", start}, {"stop", 0}};
+  };
+  expect("/decoder", strip(-1, " "), {"CheckpointError", "decoder.start", "-1"});
+  expect("/decoder", strip(uint64_t{1} << 40, " "), {"CheckpointError", "decoder.start"});
+  expect("/decoder", strip(1, ""), {"CheckpointError", "decoder.content", "a character"});
+  expect("/decoder", strip(1, nullptr), {"CheckpointError", "\"content\""});
+  expect("/decoder", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", ""}},
+         {"Unsupported", "Replace with a Regex"});
+  expect("/decoder", {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", ""}},
+         {"CheckpointError", "decoder.pattern.String", "not empty"});
+  expect("/decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "Fuse"}}, metaspace()}}},
+         {"Unsupported", "decoders[1]", "after Fuse"});
+  expect("/decoder", {{"type", "Sequence"}, {"decoders", json(40, strip(1, " "))}},
+         {"Unsupported", "a longer Sequence"});
+}
+
+TEST(MalformedTokenizer, TemplatesNameWhatIsWrong) {
+  const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const json bos = {{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}};
+  const auto refuses = [](const json& single, const json& specials,
+                          std::initializer_list<const char*> parts) {
+    expect("/post_processor",
+           {{"type", "TemplateProcessing"}, {"single", single}, {"special_tokens", specials}},
+           parts);
+  };
+  refuses({bos, text}, json::object(), {"CheckpointError", "special_tokens", "\"<s>\"", "missing"});
+  refuses({bos, text}, {{"<s>", {{"ids", 9}}}}, {"CheckpointError", "<s>.ids", "an array"});
+  refuses({bos, text}, {{"<s>", {{"ids", {-9}}}}}, {"CheckpointError", "ids[0]", "-9"});
+  refuses({json::object(), text}, json::object(), {"CheckpointError", "single[0]", "SpecialToken"});
+  refuses({text, text}, json::object(), {"Unsupported", "the text twice"});
+  refuses({text, bos, bos}, {{"<s>", {{"ids", json(600, 9)}}}},
+          {"Unsupported", "single[2]", "a longer template"});
+}
+
+TEST(MalformedTokenizer, ModelFlagsNameWhatIsWrong) {
+  for (const char* flag : {"fuse_unk", "byte_fallback", "ignore_merges"}) {
+    expect((std::string("/model/") + flag).c_str(), "yes",
+           {"CheckpointError", flag, "true or false"});
+  }
+  expect("/model/unk_token", 3, {"CheckpointError", "unk_token", "a string"});
+}
+
+// 32 steps that each make eight of one would be more than any memory.
+TEST(MalformedTokenizer, TextThatEveryStepMultipliesIsRefused) {
+  const json replace = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aaaaaaaa"}};
+  json file = sound();
+  file["normalizer"] = {{"type", "Sequence"}, {"normalizers", json(32, replace)}};
+  EXPECT_THROW(Tokenizer::from_json(file.dump(), "x").encode("a"), Error);
+  file = sound();
+  file["decoder"] = {{"type", "Sequence"}, {"decoders", json(32, replace)}};
+  const auto tokenizer = Tokenizer::from_json(file.dump(), "x");
+  EXPECT_THROW(tokenizer.decode(std::vector<TokenId>{0}), Error);
+  EXPECT_EQ(tokenizer.decode(std::vector<TokenId>{1}), "b");
+}
+
+class DamagedTokenizer : public testing::TestWithParam<const char*> {};
+
+TEST_P(DamagedTokenizer, NeverCrashes) {
+  std::ifstream in(std::string(CADRE_TEST_DATA) + "/tokenizers/" + GetParam());
   std::stringstream content;
   content << in.rdbuf();
   const std::string file = content.str();
@@ -164,6 +270,12 @@ TEST(MalformedTokenizer, DamagedTextNeverCrashes) {
   }
   EXPECT_GT(loaded, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Files, DamagedTokenizer,
+                         testing::Values("synthetic/added_rules.tokenizer.json",
+                                         "families/metaspace_first.tokenizer.json",
+                                         "families/metaspace_split_first.tokenizer.json"),
+                         [](const auto& test) { return "File" + std::to_string(test.index); });
 
 TEST(MalformedTokenizer, AMissingFileIsACheckpointErrorWithItsName) {
   try {

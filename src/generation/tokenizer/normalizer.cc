@@ -14,17 +14,37 @@
 namespace cadre::text {
 namespace {
 
-// Below U+0300 nothing decomposes that would not compose again, and nothing combines.
-bool is_surely_nfc(std::string_view text) {
-  return std::all_of(text.begin(), text.end(),
-                     [](char c) { return static_cast<unsigned char>(c) < 0xCC; });
-}
-
-struct OpaqueRange {
+struct Range {
   char32_t first, last;
 };
 
-constexpr OpaqueRange kOpaque[] = {
+// Characters that no normalization changes, moves or joins with the one before; below U+0300 there
+// are no others that would not compose again.
+constexpr Range kStable[] = {
+    {0x391, 0x482},     // Greek and Cyrillic letters
+    {0x2010, 0x20CF},   // punctuation, currencies
+    {0x2500, 0x2ADB},   // boxes, symbols, arrows
+    {0x3000, 0x3029},   // CJK punctuation
+    {0x3030, 0x3098},   // Hiragana
+    {0x309B, 0xA66E},   // Katakana to Vai: all of CJK
+    {0xAC00, 0xD7A3},   // Hangul syllables
+    {0xFF00, 0xFFFD},   // full and half width
+    {0x1F300, 0x1FAFF}  // emoji
+};
+
+bool is_surely_nfc(std::string_view text) {
+  for (size_t i = 0, length = 1; i < text.size(); i += length) {
+    length = 1;
+    if (static_cast<unsigned char>(text[i]) < 0xCC) continue;  // U+0300 and up start with more
+    const char32_t c = code_point_at(text, i, length);
+    const bool is_stable = std::any_of(std::begin(kStable), std::end(kStable),
+                                       [c](const Range& r) { return c >= r.first && c <= r.last; });
+    if (!is_stable) return false;
+  }
+  return true;
+}
+
+constexpr Range kOpaque[] = {
 #include "generation/tokenizer/nfc_opaque.inc"
 };
 
@@ -32,7 +52,7 @@ constexpr OpaqueRange kOpaque[] = {
 bool is_opaque(utf8proc_int32_t code_point) {
   const auto c = static_cast<char32_t>(code_point);
   const auto* it = std::upper_bound(std::begin(kOpaque), std::end(kOpaque), c,
-                                    [](char32_t a, const OpaqueRange& r) { return a < r.first; });
+                                    [](char32_t a, const Range& r) { return a < r.first; });
   return (it != std::begin(kOpaque) && c <= std::prev(it)->last) || is_newer(c);
 }
 
@@ -88,14 +108,21 @@ void append_composed(std::span<utf8proc_int32_t> code_points, std::string& out) 
 
 }  // namespace
 
-void replace_all(std::string& text, const std::string& pattern, const std::string& content) {
+void replace_all(std::string& text, std::string_view pattern, std::string_view content,
+                 size_t max_size) {
+  size_t hit = text.find(pattern);
+  if (hit == std::string::npos) return;
   std::string out;
   size_t begin = 0;
-  for (size_t hit; (hit = text.find(pattern, begin)) != std::string::npos;) {
+  for (; hit != std::string::npos; hit = text.find(pattern, begin)) {
     out.append(text, begin, hit - begin).append(content);
     begin = hit + pattern.size();
+    if (out.size() > max_size) {
+      throw Error(str_cat("tokenizer: replacing \"", pattern.substr(0, 20), "\" makes more than ",
+                          max_size,
+                          " bytes of one text; tokenizer.json is damaged, fetch it again"));
+    }
   }
-  if (begin == 0) return;
   out.append(text, begin);
   text = std::move(out);
 }
@@ -149,11 +176,11 @@ std::string_view Normalizer::apply(std::string_view text, std::string& buffer) c
       });
   if (is_unchanged) return text;
   buffer.assign(text);
-  for (const Step& step : steps_) run(step, buffer);
+  for (const Step& step : steps_) run(step, max_replaced_size(text.size()), buffer);
   return buffer;
 }
 
-void Normalizer::run(const Step& step, std::string& text) {
+void Normalizer::run(const Step& step, size_t max_size, std::string& text) {
   switch (step.kind) {
     case Kind::kNfc:
       if (!is_surely_nfc(text)) text = to_nfc(text);
@@ -162,7 +189,7 @@ void Normalizer::run(const Step& step, std::string& text) {
       text.insert(0, step.content);
       break;
     case Kind::kReplace:
-      replace_all(text, step.pattern, step.content);
+      replace_all(text, step.pattern, step.content, max_size);
       break;
   }
 }

@@ -28,7 +28,7 @@ class Normalizer {
     std::string content;
   };
   void add(const JsonNode& node);
-  static void run(const Step& step, std::string& text);
+  static void run(const Step& step, size_t max_size, std::string& text);
 
   std::vector<Step> steps_;
 };
@@ -37,7 +37,13 @@ class Normalizer {
 /// of combining marks.
 std::string to_nfc(std::string_view text);
 
-/// Replaces each occurrence of `pattern`, which is not empty, from the left.
-void replace_all(std::string& text, const std::string& pattern, const std::string& content);
+/// Replaces each occurrence of `pattern`, which is not empty, from the left. Throws Error when the
+/// result gets longer than `max_size`.
+void replace_all(std::string& text, std::string_view pattern, std::string_view content,
+                 size_t max_size);
+
+/// What a text of this length may grow to through all Replace steps of a file, which could double
+/// it with each.
+constexpr size_t max_replaced_size(size_t size) { return (size_t{1} << 20) + 64 * size; }
 
 }  // namespace cadre::text

@@ -3,6 +3,11 @@
 #include "core/str_cat.h"
 
 namespace cadre::text {
+namespace {
+
+constexpr size_t kMaxAdded = 1024;  // pieces times ids of a token could be far more than the file
+
+}  // namespace
 
 PostProcessor PostProcessor::parse(const JsonNode& node) {
   PostProcessor processor;
@@ -39,6 +44,9 @@ PostProcessor::Template PostProcessor::parse_template(const JsonNode& node) {
     for (size_t k = 0; k < ids.array_size(); ++k) {
       const auto id = static_cast<TokenId>(ids.element(k).integer(0, kMaxTokenId));
       (has_text ? result.after : result.before).push_back(id);
+    }
+    if (result.before.size() + result.after.size() > kMaxAdded) {
+      piece.unsupported("a longer template", str_cat("up to ", kMaxAdded, " ids around the text"));
     }
   }
   if (!has_text) single.unsupported("a template without the text", "the text once");

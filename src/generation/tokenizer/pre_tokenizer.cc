@@ -43,8 +43,11 @@ void PreTokenizer::add(const JsonNode& node) {
   } else if (type == "Digits") {
     const bool individual = node.boolean_or("individual_digits", false);
     add_pattern(node, individual ? "\\p{N}" : "\\p{N}+", Behavior::kIsolated, false);
+  } else if (type == "Metaspace") {
+    add_metaspace(node);
   } else {
-    node.unsupported(str_cat("pre-tokenizer \"", type, "\""), "Split, Digits, ByteLevel, Sequence");
+    node.unsupported(str_cat("pre-tokenizer \"", type, "\""),
+                     "Split, Digits, Metaspace, ByteLevel, Sequence");
   }
 }
 
@@ -56,9 +59,21 @@ void PreTokenizer::add_split(const JsonNode& node) {
               node.boolean_or("invert", false));
 }
 
+// One: with several that differ, the number of pieces could double with each.
+void PreTokenizer::add_metaspace(const JsonNode& node) {
+  const bool has_one = std::any_of(stages_.begin(), stages_.end(), [](const Stage& stage) {
+    return stage.kind == Kind::kMetaspace;
+  });
+  if (has_one) node.unsupported("a second Metaspace", "one");
+  Stage stage;
+  stage.kind = Kind::kMetaspace;
+  stage.metaspace = Metaspace::parse(node);
+  stages_.push_back(std::move(stage));
+}
+
 void PreTokenizer::add_byte_level(const JsonNode& node) {
   is_byte_level_ = true;
-  if (node.boolean_or("add_prefix_space", true)) stages_.emplace_back();
+  if (node.boolean_or("add_prefix_space", true)) stages_.emplace_back().kind = Kind::kPrefixSpace;
   if (node.boolean_or("use_regex", true)) {
     add_pattern(node, kGpt2Pattern, Behavior::kIsolated, false);
   }
@@ -79,6 +94,7 @@ void PreTokenizer::add_pattern(const JsonNode& node, const std::string& pattern,
     node.fail_with(str_cat("malformed regular expression: ", error.what()));
   }
   stages_.push_back(std::move(stage));
+  has_patterns_ = true;
 }
 
 PreTokenizer::Behavior PreTokenizer::parse_behavior(const JsonNode& node) {
@@ -91,40 +107,74 @@ PreTokenizer::Behavior PreTokenizer::parse_behavior(const JsonNode& node) {
   node.fail("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
-std::string_view PreTokenizer::split(std::string_view text, Scratch& scratch) const {
+std::string_view PreTokenizer::split(std::string_view text, bool starts_text,
+                                     Scratch& scratch) const {
   scratch.pieces.assign(1, Span{0, text.size()});
   if (text.empty()) scratch.pieces.clear();
-  bool has_shadow = replace_newer(text, scratch.shadow);
+  scratch.starts_text = starts_text;
+  bool has_shadow = has_patterns_ && replace_newer(text, scratch.shadow);
   for (const Stage& stage : stages_) {
-    if (!stage.pattern.empty()) {
+    if (stage.kind == Kind::kPattern) {
       split_pieces(stage, has_shadow ? std::string_view(scratch.shadow) : text, scratch);
+      const bool kept_start = !scratch.pieces.empty() && scratch.pieces.front().begin == 0;
+      scratch.starts_text = scratch.starts_text && kept_start;
       continue;
     }
-    if (!has_shadow) scratch.shadow.assign(text);
-    has_shadow = true;
-    scratch.text.assign(text);
-    put_spaces(scratch.text, scratch.shadow, scratch);
+    scratch.buffer.clear();
+    if (stage.kind == Kind::kPrefixSpace) {
+      put_spaces(text, scratch);
+    } else {
+      put_metaspaces(stage.metaspace, text, scratch);
+    }
+    scratch.text.swap(scratch.buffer);
     text = scratch.text;
+    has_shadow = has_patterns_ && replace_newer(text, scratch.shadow);
   }
   return text;
 }
 
-// Both texts get the same spaces; the pieces move along.
-void PreTokenizer::put_spaces(std::string& text, std::string& shadow, Scratch& scratch) {
-  std::string spaced;
-  std::string spaced_shadow;
+// Writes the pieces of `text` to the buffer, each with a space in front; the pieces move along.
+void PreTokenizer::put_spaces(std::string_view text, Scratch& scratch) {
+  std::string& out = scratch.buffer;
   for (Span& piece : scratch.pieces) {
-    const size_t begin = spaced.size();
-    if (text[piece.begin] != ' ') {
-      spaced += ' ';
-      spaced_shadow += ' ';
-    }
-    spaced.append(text, piece.begin, piece.end - piece.begin);
-    spaced_shadow.append(shadow, piece.begin, piece.end - piece.begin);
-    piece = {begin, spaced.size()};
+    const size_t begin = out.size();
+    if (text[piece.begin] != ' ') out += ' ';
+    out.append(text, piece.begin, piece.end - piece.begin);
+    piece = {begin, out.size()};
   }
-  text = std::move(spaced);
-  shadow = std::move(spaced_shadow);
+}
+
+// The same with every space replaced, and pieces cut where one stands.
+void PreTokenizer::put_metaspaces(const Metaspace& metaspace, std::string_view text,
+                                  Scratch& scratch) {
+  const std::string& mark = metaspace.replacement;
+  std::string& out = scratch.buffer;
+  scratch.next_pieces.clear();
+  bool is_first = scratch.starts_text;
+  for (const Span& piece : scratch.pieces) {
+    const std::string_view words = text.substr(piece.begin, piece.end - piece.begin);
+    const bool prepends = metaspace.prepend == Metaspace::Prepend::kAlways ||
+                          (metaspace.prepend == Metaspace::Prepend::kFirst && is_first);
+    is_first = false;
+    size_t begin = out.size();
+    if (prepends && words.front() != ' ' && !words.starts_with(mark)) out += mark;
+    for (size_t i = 0; i < words.size();) {
+      const bool is_space = words[i] == ' ';
+      const bool is_mark = is_space || words.substr(i).starts_with(mark);
+      if (is_mark && metaspace.split && out.size() > begin) {
+        scratch.next_pieces.push_back({begin, out.size()});
+        begin = out.size();
+      }
+      if (is_mark) {
+        out += mark;
+        i += is_space ? 1 : mark.size();
+      } else {
+        out += words[i++];
+      }
+    }
+    scratch.next_pieces.push_back({begin, out.size()});
+  }
+  scratch.pieces.swap(scratch.next_pieces);
 }
 
 void PreTokenizer::split_pieces(const Stage& stage, std::string_view text, Scratch& scratch) {

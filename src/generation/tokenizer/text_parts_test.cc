@@ -202,6 +202,33 @@ TEST(Normalizer, NfcComposesReordersAndStopsAtMarksUnknownToTheReference) {
   EXPECT_EQ(to_nfc("\U00011935\U00011930"), "\U00011935\U00011930");  // composes since 13
 }
 
+// apply() takes a short cut for characters that it holds to be stable: is every one of them?
+TEST(Normalizer, NfcOfEveryCharacterAfterLettersIsTheSameWithoutShortCuts) {
+  const Json json = {{"type", "NFC"}};
+  const std::string origin = "test";
+  const Normalizer normalizer = Normalizer::parse(JsonNode(json, origin));
+  std::string buffer;
+  for (const std::string before : {"", "e", "\u03b1", "\u0438", "\u304b", "\uac00", "\u2190"}) {
+    for (char32_t c = 0; c < 0x20000; ++c) {
+      if (c >= 0xD800 && c <= 0xDFFF) continue;
+      std::string text = before;
+      append_code_point(c, text);
+      ASSERT_EQ(normalizer.apply(text, buffer), to_nfc(text)) << std::hex << uint32_t{c};
+    }
+  }
+}
+
+TEST(Normalizer, RefusesToGrowATextBeyondReason) {
+  const Json replace = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(100, 'a')}};
+  const Json json = {{"type", "Sequence"}, {"normalizers", {replace, replace, replace, replace}}};
+  const std::string origin = "test";
+  const Normalizer normalizer = Normalizer::parse(JsonNode(json, origin));
+  std::string buffer;
+  EXPECT_EQ(normalizer.apply("b", buffer), "b");
+  EXPECT_THROW(normalizer.apply("a", buffer), Error);
+}
+
 TEST(Tokenizer, InvalidUtf8IsReplacedFirst) {
   const auto tokenizer =
       Tokenizer::from_file(std::string(CADRE_ASSETS) + "/tiny-moe/tokenizer.json");
@@ -278,6 +305,25 @@ TEST(TextStream, HoldsBackUnfinishedCharactersOnly) {
   EXPECT_EQ(stream.finish(), kBad);
   EXPECT_EQ(stream.push(id('c')), "c");
   EXPECT_EQ(stream.finish(), "");
+}
+
+TEST(TextStream, HoldsBackBytesOfByteFallbackUntilTheirRunEnds) {
+  const auto tokenizer = Tokenizer::from_file(std::string(CADRE_TEST_DATA) +
+                                              "/tokenizers/families/mixtral.tokenizer.json");
+  const auto id = [&](std::string_view token) { return tokenizer.token_to_id(token).value(); };
+  TextStream stream(tokenizer);
+  EXPECT_EQ(stream.push(id("<s>")), "");           // special, skipped
+  EXPECT_EQ(stream.push(id("\u2581the")), "the");  // the space before all text goes
+  EXPECT_EQ(stream.push(id("\u2581a")), " a");
+  for (const char* byte : {"<0xF0>", "<0x9F>", "<0x91>", "<0x8D>"}) {
+    EXPECT_EQ(stream.push(id(byte)), "");
+  }
+  EXPECT_EQ(stream.push(id("\u2581a")), "\U0001f44d a");
+  EXPECT_EQ(stream.push(id("<0xE2>")), "");
+  EXPECT_EQ(stream.push(id("<0x82>")), "");
+  EXPECT_EQ(stream.push(id("a")), kBad + kBad + "a");
+  EXPECT_EQ(stream.push(id("<0x41>")), "");
+  EXPECT_EQ(stream.finish(), "A");
 }
 
 }  // namespace

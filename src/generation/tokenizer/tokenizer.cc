@@ -65,13 +65,14 @@ void Tokenizer::Impl::encode(std::string_view valid, std::vector<TokenId>& ids) 
       ids.push_back(section.id);
     } else {
       const auto& span = section.span;
-      encode_section(valid.substr(span.begin, span.end - span.begin), *scratch, ids);
+      encode_section(valid.substr(span.begin, span.end - span.begin), span.begin == 0, *scratch,
+                     ids);
     }
   }
   give_back(std::move(scratch));
 }
 
-void Tokenizer::Impl::encode_section(std::string_view raw, Scratch& scratch,
+void Tokenizer::Impl::encode_section(std::string_view raw, bool starts_text, Scratch& scratch,
                                      std::vector<TokenId>& ids) const {
   const std::string_view normalized = normalizer.apply(raw, scratch.normalized);
   added_tokens.split_normalized(normalized, scratch.sections);
@@ -81,8 +82,9 @@ void Tokenizer::Impl::encode_section(std::string_view raw, Scratch& scratch,
       continue;
     }
     const auto& span = section.span;
-    const std::string_view split = pre_tokenizer.split(
-        normalized.substr(span.begin, span.end - span.begin), scratch.pre_tokenizer);
+    const std::string_view split =
+        pre_tokenizer.split(normalized.substr(span.begin, span.end - span.begin),
+                            starts_text && span.begin == 0, scratch.pre_tokenizer);
     for (const text::Span& piece : scratch.pre_tokenizer.pieces) {
       model.encode(split.substr(piece.begin, piece.end - piece.begin), scratch.model, ids);
     }

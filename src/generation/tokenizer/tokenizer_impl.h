@@ -39,7 +39,8 @@ struct Tokenizer::Impl {
     std::vector<text::Section> sections;
     std::string normalized;
   };
-  void encode_section(std::string_view raw, Scratch& scratch, std::vector<TokenId>& ids) const;
+  void encode_section(std::string_view raw, bool starts_text, Scratch& scratch,
+                      std::vector<TokenId>& ids) const;
 
   // One scratch per thread that is inside encode(); they are kept for their caches.
   std::unique_ptr<Scratch> take_scratch() const;

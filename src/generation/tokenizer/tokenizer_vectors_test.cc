@@ -1,7 +1,9 @@
 // The tokenizer against what the PyPI package `tokenizers` made of the same texts, whole and as
-// streams. tests/data/make/make_tokenizer_vectors.py made all but tiny_moe.jsonl.
+// streams. tests/data/make/make_tokenizer_vectors.py and make_sentencepiece_vectors.py made all but
+// tiny_moe.jsonl and real/, the tokenizers of Qwen3, DeepSeek-V3 and GPT-OSS.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -24,6 +26,9 @@ struct Vectors {
   size_t least_lines;
 };
 
+constexpr const char* kFamilies[] = {"mixtral",       "metaspace_first",       "metaspace_never",
+                                     "metaspace_old", "metaspace_split_first", "deepseek_v2"};
+
 void PrintTo(const Vectors& vectors, std::ostream* out) { *out << vectors.name; }
 
 std::vector<Vectors> all_vectors() {
@@ -40,34 +45,65 @@ std::vector<Vectors> all_vectors() {
     const fs::path stem = folder / "synthetic" / name;
     all.push_back({name, stem.string() + ".tokenizer.json", stem.string() + ".jsonl", 20});
   }
+  for (const char* name : kFamilies) {
+    const fs::path stem = folder / "families" / name;
+    all.push_back({name, stem.string() + ".tokenizer.json", stem.string() + ".jsonl", 118});
+  }
+  for (const char* name : {"qwen3", "deepseek_v3", "gptoss"}) {
+    const fs::path stem = folder / "real" / name;
+    all.push_back({name, stem.string() + ".tokenizer.json.xz", stem.string() + ".jsonl", 347});
+  }
   return all;
+}
+
+std::string unpack(const fs::path& path) {
+  FILE* pipe = popen(("xz -dc '" + path.string() + "'").c_str(), "r");
+  if (pipe == nullptr) return "";
+  std::string content;
+  char buffer[1 << 16];
+  for (size_t got; (got = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+    content.append(buffer, got);
+  }
+  if (pclose(pipe) != 0) ADD_FAILURE() << "cannot unpack " << path << "; is xz installed?";
+  return content;
+}
+
+Tokenizer load(const fs::path& path) {
+  if (path.extension() != ".xz") return Tokenizer::from_file(path);
+  return Tokenizer::from_json(unpack(path), path.string());
+}
+
+std::vector<nlohmann::json> read_lines(const fs::path& path) {
+  std::ifstream in(path);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+std::string stream_text(const Tokenizer& tokenizer, const std::vector<TokenId>& ids,
+                        bool skip_special) {
+  TextStream stream(tokenizer, skip_special);
+  std::string whole;
+  for (const TokenId id : ids) {
+    const std::string piece = stream.push(id);
+    EXPECT_TRUE(text::is_valid_utf8(piece)) << "id " << id;
+    whole += piece;
+  }
+  return whole + stream.finish();
 }
 
 class TokenizerVectors : public testing::TestWithParam<Vectors> {
  protected:
   void SetUp() override {
-    std::ifstream in(GetParam().lines);
-    for (std::string line; std::getline(in, line);) lines_.push_back(nlohmann::json::parse(line));
+    lines_ = read_lines(GetParam().lines);
     ASSERT_GE(lines_.size(), GetParam().least_lines);
-  }
-
-  static std::string stream(const Tokenizer& tokenizer, const std::vector<TokenId>& ids,
-                            bool skip_special) {
-    TextStream stream(tokenizer, skip_special);
-    std::string whole;
-    for (const TokenId id : ids) {
-      const std::string piece = stream.push(id);
-      EXPECT_TRUE(text::is_valid_utf8(piece)) << "id " << id;
-      whole += piece;
-    }
-    return whole + stream.finish();
   }
 
   std::vector<nlohmann::json> lines_;
 };
 
 TEST_P(TokenizerVectors, IdsEqualTheReference) {
-  const Tokenizer tokenizer = Tokenizer::from_file(GetParam().tokenizer);
+  const Tokenizer tokenizer = load(GetParam().tokenizer);
   for (const auto& line : lines_) {
     const auto text = line["text"].get<std::string>();
     EXPECT_EQ(tokenizer.encode(text, false), line["ids"].get<std::vector<TokenId>>())
@@ -78,20 +114,20 @@ TEST_P(TokenizerVectors, IdsEqualTheReference) {
 }
 
 TEST_P(TokenizerVectors, TextEqualsTheReferenceWholeAndStreamed) {
-  const Tokenizer tokenizer = Tokenizer::from_file(GetParam().tokenizer);
+  const Tokenizer tokenizer = load(GetParam().tokenizer);
   for (const auto& line : lines_) {
     const auto ids = line["ids_with_special"].get<std::vector<TokenId>>();
     for (const bool skip_special : {false, true}) {
       const auto expected =
           line[skip_special ? "decoded_skip_special" : "decoded"].get<std::string>();
       EXPECT_EQ(tokenizer.decode(ids, skip_special), expected) << line["text"];
-      EXPECT_EQ(stream(tokenizer, ids, skip_special), expected) << line["text"];
+      EXPECT_EQ(stream_text(tokenizer, ids, skip_special), expected) << line["text"];
     }
   }
 }
 
 TEST_P(TokenizerVectors, StreamOfRandomIdsEqualsDecode) {
-  const Tokenizer tokenizer = Tokenizer::from_file(GetParam().tokenizer);
+  const Tokenizer tokenizer = load(GetParam().tokenizer);
   std::mt19937_64 random(7);
   for (int round = 0; round < 200; ++round) {
     std::vector<TokenId> ids(random() % 40);
@@ -103,13 +139,32 @@ TEST_P(TokenizerVectors, StreamOfRandomIdsEqualsDecode) {
     for (const bool skip_special : {false, true}) {
       const std::string whole = tokenizer.decode(ids, skip_special);
       EXPECT_TRUE(text::is_valid_utf8(whole));
-      EXPECT_EQ(stream(tokenizer, ids, skip_special), whole);
+      EXPECT_EQ(stream_text(tokenizer, ids, skip_special), whole);
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Reference, TokenizerVectors, testing::ValuesIn(all_vectors()),
                          [](const auto& test) { return test.param.name; });
+
+// Random ids, many of them single bytes: characters cut in two, bytes that are none.
+TEST(TokenizerDecodeVectors, RandomIdsDecodeAsTheReferenceDoes) {
+  const fs::path folder = fs::path(CADRE_TEST_DATA) / "tokenizers" / "families";
+  for (const std::string name : kFamilies) {
+    const Tokenizer tokenizer = load(folder / (name + ".tokenizer.json"));
+    const auto lines = read_lines(folder / (name + ".decode.jsonl"));
+    EXPECT_EQ(lines.size(), 80u) << name;
+    for (const auto& line : lines) {
+      const auto ids = line["ids"].get<std::vector<TokenId>>();
+      for (const bool skip_special : {false, true}) {
+        const auto expected =
+            line[skip_special ? "decoded_skip_special" : "decoded"].get<std::string>();
+        EXPECT_EQ(tokenizer.decode(ids, skip_special), expected) << name << line["ids"];
+        EXPECT_EQ(stream_text(tokenizer, ids, skip_special), expected) << name << line["ids"];
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace cadre
