@@ -252,7 +252,7 @@ int run_command(const CommonOptions& common, bool device_given) {
     refuse_without_model(common);
   } else {
     report = inspect_model(model_path(common), load_options(common));
-    require_known_sub_configs(chosen_experts(common), *report);
+    require_known_sub_configs(chosen_experts(common), report->info);
   }
   std::vector<Answer> answers = report ? answers_for(*report) : answers_in_general(common);
   select(answers, common, device_given);

@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "convert.h"
 #include "exit_codes.h"
+#include "image_input.h"
 #include "interrupt.h"
 #include "io/safetensors.h"
 #include "output.h"
@@ -19,6 +20,7 @@ struct ForwardOptions {
   std::string inputs;
   std::string out;
   bool capture_experts = false;
+  bool from_image = false;
 };
 
 /// Rows of one MoE layer, gathered over the pieces that a long forward is cut into.
@@ -53,15 +55,16 @@ struct LayerCapture {
 
 using Captures = std::map<int64_t, LayerCapture>;
 
-Tensor run_forward(Model& model, const TokenBatch& batch, Captures* captures) {
+Tensor run_forward(Model& model, const TokenBatch& batch, const PixelValues& images,
+                   Captures* captures) {
   const Tensor logits(DType::kF32,
                       {batch.num_sequences, batch.num_tokens, model.info().vocab_size});
   const std::unique_ptr<KvCache> cache = model.new_cache(batch.num_sequences, batch.num_tokens);
   const std::vector<int64_t> num_tokens(static_cast<size_t>(batch.num_sequences), batch.num_tokens);
   MoeHooks hooks;
   hooks.on_output = [&](const MoeLayerRecord& record) { (*captures)[record.layer].add(record); };
-  model.forward({batch.token_ids, num_tokens, LogitsRows::kAll}, *cache,
-                logits->reshape({batch.num_sequences * batch.num_tokens, logits->dim(2)}),
+  model.forward({batch.token_ids, num_tokens, LogitsRows::kAll, images.values, images.grids},
+                *cache, logits->reshape({batch.num_sequences * batch.num_tokens, logits->dim(2)}),
                 captures != nullptr ? &hooks : nullptr);
   return logits;
 }
@@ -74,7 +77,10 @@ int run_command(const ForwardOptions& options, const CommonOptions& common) {
   const TokenBatch batch = read_input_ids(options.inputs, model->info().vocab_size);
   require_context(model->info(), options.inputs, batch.num_tokens);
   Captures captures;
-  const Tensor logits = run_forward(*model, batch, options.capture_experts ? &captures : nullptr);
+  const PixelValues images =
+      read_image_tensors(options.inputs, options.from_image, batch, model->info());
+  const Tensor logits =
+      run_forward(*model, batch, images, options.capture_experts ? &captures : nullptr);
   std::vector<NamedTensor> tensors{{"logits", logits}};
   for (const auto& [layer, capture] : captures) {
     capture.name_tensors(str_cat("moe", layer, "."), tensors);
@@ -99,7 +105,8 @@ void add_forward(CLI::App& app, CommonOptions& common, Runner& run) {
   CLI::App* command = app.add_subcommand("forward", "Compute the logits of token sequences");
   command->footer("Example: cadre forward --inputs ids.safetensors --out logits.safetensors");
   add_text(*command, "--inputs", options->inputs, "FILE",
-           "A safetensors file with input_ids (B, T) i64 or i32; other tensors are ignored")
+           "A safetensors file with input_ids (B, T) i64 or i32 and, for a vision model, "
+           "pixel_values with image_grid_thw; other tensors are ignored")
       ->required();
   add_text(*command, "--out", options->out, "FILE",
            "Write logits (B, T, V) f32 to this safetensors file")
@@ -108,6 +115,8 @@ void add_forward(CLI::App& app, CommonOptions& common, Runner& run) {
       "--capture-experts", options->capture_experts,
       "Also write moe<l>.hidden_states, .top_k_index, .top_k_weights and .output (the "
       "routed experts alone), rows sequence after sequence");
+  command->add_flag("--from-image", options->from_image,
+                    "Take image_u8 (H, W, 3) in place of pixel_values and pre-process it");
   add_common_options(*command, common);
   hide_options(*command, {"--seed", "--decode-experts", "--no-graph"});
   command->callback([&run, &common, options] {

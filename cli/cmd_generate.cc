@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "core/device_runtime.h"
 #include "exit_codes.h"
+#include "image_input.h"
 #include "interrupt.h"
 #include "io/checkpoint.h"
 #include "io/safetensors.h"
@@ -24,7 +25,8 @@ struct GenerateOptions {
   std::string prompt;
   std::string input_ids;
   std::string out;
-  std::string image;
+  std::vector<std::string> images;
+  bool from_image = false;
   bool chat = false;
   bool stats = false;
   GenerationOptions generation;
@@ -85,10 +87,9 @@ void check_options(const GenerateOptions& options, const CommonOptions& common, 
   require_writable(options.out);
   require_distinct(options.out, options.input_ids);
   if (options.chat) refuse_chat(model_path(common), common.load.revision);
-  if (!options.image.empty()) {
+  if (!options.images.empty()) {
     const ModelInfo info = inspect_model(model_path(common), load_options(common)).info;
-    throw Unsupported(str_cat("--image ", options.image, ": ", info.path, " is a ", info.model_type,
-                              " model and reads text alone; name a vision model with --model"));
+    require_vision(str_cat("--image ", options.images.front()), info);
   }
   const SamplingOptions& sampling = options.generation.sampling;
   if (sampling.temperature == 0 &&
@@ -117,13 +118,39 @@ Outcome run_model(Model& model, const std::vector<std::vector<TokenId>>& prompts
   return outcome;
 }
 
+/// A text prompt with its images, whose values the ids have room for.
+struct Prompt {
+  std::vector<TokenId> ids;
+  PixelValues images;
+};
+
+Prompt encode_prompt(const Tokenizer& tokenizer, const Model& model, const std::string& text,
+                     const std::vector<std::string>& image_files) {
+  const ModelInfo& info = model.info();
+  Prompt prompt{
+      encode_text(tokenizer, model, with_image_places(text, image_files.size(), tokenizer, info)),
+      {}};
+  if (!info.vision) return prompt;
+  prompt.images = read_images(image_files, info);
+  prompt.ids = ImageProcessor::from_pretrained(info.path).expand(prompt.ids, prompt.images.grids,
+                                                                 info.vision->image);
+  return prompt;
+}
+
+/// `images` must outlive the result.
+GenerationOptions with_images(GenerationOptions options, const PixelValues& images) {
+  options.pixel_values = images.values;
+  options.image_grids = images.grids;
+  return options;
+}
+
 Outcome generate_text(Model& model, const GenerateOptions& options, const CommonOptions& common) {
   const Tokenizer tokenizer = load_tokenizer(model);
   const std::string prompt = options.prompt == "-" ? read_text("-") : options.prompt;
   TextStream stream(tokenizer);
   std::string text;
   bool reader_gone = false;
-  const std::vector<TokenId> ids = encode_text(tokenizer, model, prompt);
+  const Prompt ids = encode_prompt(tokenizer, model, prompt, options.images);
   const auto give = [&](const std::string& piece) {
     text += piece;
     if (!common.json && !reader_gone) reader_gone = !write_stdout(piece);
@@ -131,11 +158,12 @@ Outcome generate_text(Model& model, const GenerateOptions& options, const Common
   const bool bar = common.json || isatty(STDOUT_FILENO) == 0;
   Progress progress(ProgressTerminal::standard_error(common.quiet || !bar), "tokens");
   int64_t count = 0;
-  Outcome outcome = run_model(model, {ids}, options.generation, [&](int64_t, TokenId id) {
-    give(stream.push(id));
-    progress.update("generating", ++count, options.generation.max_new_tokens);
-    return !reader_gone;
-  });
+  Outcome outcome = run_model(
+      model, {ids.ids}, with_images(options.generation, ids.images), [&](int64_t, TokenId id) {
+        give(stream.push(id));
+        progress.update("generating", ++count, options.generation.max_new_tokens);
+        return !reader_gone;
+      });
   progress.clear();
   give(stream.finish());
   outcome.text = text;
@@ -154,7 +182,9 @@ Outcome generate_ids(Model& model, const GenerateOptions& options, const CommonO
   Progress progress(ProgressTerminal::standard_error(common.quiet), "tokens");
   const int64_t total = batch.num_sequences * options.generation.max_new_tokens;
   int64_t count = 0;
-  return run_model(model, prompts, options.generation, [&](int64_t, TokenId) {
+  const PixelValues images =
+      read_image_tensors(options.input_ids, options.from_image, batch, model.info());
+  return run_model(model, prompts, with_images(options.generation, images), [&](int64_t, TokenId) {
     progress.update("generating", ++count, total);
     return true;
   });
@@ -318,8 +348,10 @@ void add_generate(CLI::App& app, CommonOptions& common, Runner& run) {
       command->add_option("PROMPT", options->prompt, "The text to continue; - reads standard input")
           ->type_name("TEXT");
   CLI::Option* input_ids =
-      add_text(*command, "--input-ids", options->input_ids, "FILE",
-               "Continue input_ids (B, T) of a safetensors file, greedily, in place of a PROMPT")
+      add_text(
+          *command, "--input-ids", options->input_ids, "FILE",
+          "Continue input_ids (B, T) of a safetensors file, greedily, in place of a PROMPT; for "
+          "a vision model with pixel_values and image_grid_thw beside them")
           ->excludes(prompt);
   add_text(*command, "--out", options->out, "FILE",
            "Write output_ids (B, N) i64, the continuations; a sequence that ended early repeats "
@@ -331,8 +363,15 @@ void add_generate(CLI::App& app, CommonOptions& common, Runner& run) {
   command->add_flag("--ignore-eos", options->generation.ignore_eos,
                     "Go on after an end-of-sequence token");
   command->add_flag("--chat", options->chat, "Put the prompt into the model's chat template");
-  add_text(*command, "--image", options->image, "FILE",
-           "Show the model this image (vision models)");
+  add_texts(*command, "--image", options->images, "FILE",
+            "Show the model this JPEG, PNG or WebP image (vision models); may be repeated. Images "
+            "stand where the PROMPT has the model's image token, else before it")
+      ->excludes(input_ids);
+  command
+      ->add_flag("--from-image", options->from_image,
+                 "With --input-ids: take image_u8 (H, W, 3) in place of pixel_values and "
+                 "pre-process it")
+      ->needs(input_ids);
   command->add_flag(
       "--stats", options->stats,
       "Tokens/s of prefill and decode, the backend of each, the CPU's instruction set "

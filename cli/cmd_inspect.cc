@@ -170,7 +170,7 @@ void require_complete(const ModelReport& report) {
 int run_command(const InspectOptions& options, const CommonOptions& given) {
   const CommonOptions common = with_model(given, options.model);
   const ModelReport report = inspect_model(model_path(common), load_options(common));
-  require_known_sub_configs(chosen_experts(common), report);
+  require_known_sub_configs(chosen_experts(common), report.info);
   if (common.json) {
     write_json(to_json(report));
   } else {

@@ -220,19 +220,40 @@ void hide_options(CLI::App& command, const std::vector<std::string>& names) {
   for (const std::string& name : names) command.get_option(name)->group("");
 }
 
+namespace {
+
+void require_text(const std::string& name, const std::string& text) {
+  if (!text.empty()) return;
+  throw InvalidArgument(
+      str_cat(name, ": expected a value, got an empty one; is a shell variable unset?"));
+}
+
+}  // namespace
+
 CLI::Option* add_text(CLI::App& command, const std::string& name, std::string& value,
                       const std::string& type_name, const std::string& help) {
   return command
       .add_option_function<std::string>(
           name,
           [name, &value](const std::string& text) {
-            if (text.empty()) {
-              throw InvalidArgument(str_cat(
-                  name, ": expected a value, got an empty one; is a shell variable unset?"));
-            }
+            require_text(name, text);
             value = text;
           },
           help)
+      ->type_name(type_name);
+}
+
+CLI::Option* add_texts(CLI::App& command, const std::string& name, std::vector<std::string>& values,
+                       const std::string& type_name, const std::string& help) {
+  return command
+      .add_option_function<std::vector<std::string>>(
+          name,
+          [name, &values](const std::vector<std::string>& texts) {
+            for (const std::string& text : texts) require_text(name, text);
+            values = texts;
+          },
+          help)
+      ->allow_extra_args(false)
       ->type_name(type_name);
 }
 

@@ -42,6 +42,10 @@ void hide_options(CLI::App& command, const std::vector<std::string>& names);
 CLI::Option* add_text(CLI::App& command, const std::string& name, std::string& value,
                       const std::string& type_name, const std::string& help);
 
+/// The same, repeatable: `values` gets one text for each time that it is given.
+CLI::Option* add_texts(CLI::App& command, const std::string& name, std::vector<std::string>& values,
+                       const std::string& type_name, const std::string& help);
+
 /// MODEL as an argument, which may stand in place of --model.
 void add_model_argument(CLI::App& command, std::string& model);
 /// `common` with that argument as its model. Throws InvalidArgument when both were given.

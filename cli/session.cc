@@ -53,16 +53,13 @@ std::unique_ptr<Model> load_model(const CommonOptions& common) {
   return Model::from_pretrained(model_path(common), options);
 }
 
-void require_known_sub_configs(const ExpertsImplementation& map, const ModelReport& report) {
+void require_known_sub_configs(const ExpertsImplementation& map, const ModelInfo& info) {
   std::vector<std::string> keys{"\"\" (the model as a whole)"};
-  for (const auto& entry : report.experts) {
-    if (!entry.first.empty()) keys.push_back(str_cat('"', entry.first, '"'));
-  }
+  for (const std::string& name : info.sub_configs) keys.push_back(str_cat('"', name, '"'));
   for (const auto& entry : map) {
     const std::string& wanted = entry.first;
-    const bool known =
-        wanted.empty() || std::any_of(report.experts.begin(), report.experts.end(),
-                                      [&](const auto& experts) { return experts.first == wanted; });
+    const bool known = wanted.empty() || std::find(info.sub_configs.begin(), info.sub_configs.end(),
+                                                   wanted) != info.sub_configs.end();
     if (known) continue;
     throw InvalidArgument(str_cat("experts implementation: unknown sub-config \"", wanted,
                                   "\"; this model has: ", join(keys)));

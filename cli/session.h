@@ -18,9 +18,8 @@ std::string cpu_instruction_set();
 
 std::unique_ptr<Model> load_model(const CommonOptions& common);
 
-/// Throws InvalidArgument, as loading would, for a key that is neither "" nor a sub-config with
-/// experts.
-void require_known_sub_configs(const ExpertsImplementation& map, const ModelReport& report);
+/// Throws InvalidArgument, as loading would, for a key that is neither "" nor a sub-config.
+void require_known_sub_configs(const ExpertsImplementation& map, const ModelInfo& info);
 
 /// tokenizer.json of the model's folder. Throws CheckpointError when it is not there.
 Tokenizer load_tokenizer(const Model& model);

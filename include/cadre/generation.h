@@ -56,6 +56,9 @@ struct GenerationOptions {
   SamplingOptions sampling = {};
   std::vector<TokenId> eos_token_ids = {};  // stop at any of these; empty = the model's own
   bool ignore_eos = false;
+  // Images in the prompts, in their order: what forward() takes (see ForwardInput).
+  std::span<const float> pixel_values = {};
+  std::span<const ImageGrid> image_grids = {};
 };
 
 struct GenerationResult {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/image.h"
+#include "cadre/token_id.h"
 
 namespace cadre {
 
@@ -60,6 +61,11 @@ class ImageProcessor {
   int64_t num_tokens(const ImageGrid& grid) const {
     return grid.t * (grid.h / config_.merge_size) * (grid.w / config_.merge_size);
   }
+
+  /// `ids` with every `image_token` (VisionTokens::image) repeated for all tokens of its image.
+  /// Throws InvalidArgument when there are not as many of them as grids.
+  std::vector<TokenId> expand(std::span<const TokenId> ids, std::span<const ImageGrid> grids,
+                              TokenId image_token) const;
 
  private:
   ImageProcessorConfig config_;

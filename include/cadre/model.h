@@ -15,6 +15,7 @@
 #include "cadre/device.h"
 #include "cadre/dtype.h"
 #include "cadre/experts.h"
+#include "cadre/image.h"
 #include "cadre/sampling.h"
 #include "cadre/tensor.h"
 #include "cadre/token_id.h"
@@ -60,6 +61,14 @@ struct LoadOptions {
   ProgressCallback progress = {};
 };
 
+/// How a vision model's text speaks of images: the start token, the image token once for each of an
+/// image's tokens, the end token.
+struct VisionTokens {
+  TokenId image = 0;
+  TokenId start = 0;
+  TokenId end = 0;
+};
+
 /// What is known of a model without running it.
 struct ModelInfo {
   std::string architecture;  // "Qwen3MoeForCausalLM"
@@ -75,6 +84,7 @@ struct ModelInfo {
   std::vector<TokenId>
       eos_token_ids;  // from generation_config.json, else config.json; may be empty
   std::vector<std::string> sub_configs;  // names of sub-configs; empty for a plain text model
+  std::optional<VisionTokens> vision;    // of a model that takes images
 };
 
 /// Bytes by purpose. mapped: of the checkpoint's files, read in place (CPU); weights: copied to the
@@ -108,6 +118,11 @@ struct ForwardInput {
   std::span<const TokenId> token_ids;   // all new tokens, sequence after sequence
   std::span<const int64_t> num_tokens;  // [num_sequences] of each; 0 = skip this sequence
   LogitsRows rows = LogitsRows::kLastOfEach;
+  /// Images among the new tokens, in their order: what an ImageProcessor gave for all of them. The
+  /// text holds VisionTokens::image once for each token of each image. The memory of a forward with
+  /// images grows with the largest image.
+  std::span<const float> pixel_values = {};  // [num_patches, patch_width]
+  std::span<const ImageGrid> image_grids = {};
 };
 
 /// How forward_and_sample() draws. Greedy, or with one number a sequence.
@@ -177,7 +192,7 @@ class Model {
   virtual void forward_and_sample(const ForwardInput& input, KvCache& cache,
                                   const SampleRequest& request, std::span<TokenId> next);
 
-  /// One entry for the model ("") and one per sub-config that has experts.
+  /// One entry for the model ("") and one per sub-config; for one without experts, the name set.
   virtual ExpertsImplementation get_experts_implementation() const = 0;
 
   /// The same, as a step of `num_tokens` tokens over all sequences runs: see DecodeExperts.
@@ -207,12 +222,18 @@ struct AutoModelForCausalLM {
   }
 };
 
+/// The same for models that take images. Throws Unsupported for one that does not.
+struct AutoModelForImageTextToText {
+  static std::unique_ptr<Model> from_pretrained(const std::string& path,
+                                                const LoadOptions& options = {});
+};
+
 /// How one part of a checkpoint's tensors was used.
 struct TensorReport {
   std::string name;
   std::string file;
   std::string part;  // "embedding", "attention", "experts", "router", "shared expert", "mlp",
-                     // "norm", "lm_head", "unused"
+                     // "norm", "lm_head", "vision", "unused"
   DType dtype = DType::kF32;
   Dims shape;
   size_t bytes = 0;

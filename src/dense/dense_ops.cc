@@ -9,6 +9,13 @@
 #include "dense/compiled_dense_ops.h"
 
 namespace cadre {
+namespace {
+
+void no_vision_ops() {
+  CADRE_ASSERT(!"not an op of this device: models with images are to be refused at loading");
+}
+
+}  // namespace
 
 DenseOps& dense_ops(DeviceType device) {
   std::vector<std::string_view> built;
@@ -120,6 +127,36 @@ size_t DenseOps::latent_attention_workspace_bytes(const LatentShape& /*shape*/,
 void DenseOps::sample(const SampleArgs& /*args*/, Workspace& /*workspace*/,
                       const Stream& /*stream*/) {
   CADRE_ASSERT(!"sample: not an op of this device; use Sampler");
+}
+
+void DenseOps::layer_norm(const TensorView& /*x*/, const TensorView& /*weight*/,
+                          const TensorView& /*bias*/, float /*eps*/, MutableTensorView /*out*/,
+                          const Stream& /*stream*/) {
+  no_vision_ops();
+}
+
+void DenseOps::plain_activation(const TensorView& /*x*/, Activation /*activation*/,
+                                MutableTensorView /*out*/, const Stream& /*stream*/) {
+  no_vision_ops();
+}
+
+void DenseOps::rope_angles_on_axes(const AxisPositions& /*where*/,
+                                   const TensorView& /*inverse_frequencies*/, float /*scale*/,
+                                   MutableTensorView /*cos*/, MutableTensorView /*sin*/,
+                                   const Stream& /*stream*/) {
+  no_vision_ops();
+}
+
+void DenseOps::add_weighted_rows(const TensorView& /*table*/, const TensorView& /*rows*/,
+                                 const TensorView& /*weights*/, MutableTensorView /*y*/,
+                                 const Stream& /*stream*/) {
+  no_vision_ops();
+}
+
+void DenseOps::scatter_rows(const TensorView& /*x*/, const TensorView& /*rows*/,
+                            Accumulate /*accumulate*/, MutableTensorView /*y*/,
+                            const Stream& /*stream*/) {
+  no_vision_ops();
 }
 
 size_t DenseOps::sample_workspace_bytes(int64_t /*num_rows*/, int64_t /*vocab_size*/) const {

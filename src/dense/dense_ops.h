@@ -86,6 +86,7 @@ struct AttentionArgs {
   float scale = 1;
   int64_t sliding_window = 0;  // a token sees itself and window - 1 before it; 0 = all
   MutableTensorView out;       // [num_tokens, num_heads, head_dim]
+  bool is_causal = true;       // false: a token sees all of its sequence; only with vision ops
 };
 
 /// Over what queries and keys are normalised before the rotation.
@@ -165,6 +166,16 @@ struct LatentAttentionArgs {
   StepTokens tokens;
   float scale = 1;
   MutableTensorView out;  // [num_tokens, num_heads, rank]
+};
+
+/// Whether a result replaces what is there or is added to it.
+enum class Accumulate : uint8_t { kOverwrite, kAdd };
+
+/// Positions on several axes (a picture's rows and columns, say), and the axis that turns each
+/// pair of elements.
+struct AxisPositions {
+  TensorView positions;  // [num_axes, num_tokens] i32
+  TensorView axes;       // [half] i32, each inside [0, num_axes)
 };
 
 /// One next token for each row of logits, by the rules of Sampler (cadre/generation.h): penalty,
@@ -298,6 +309,34 @@ class DenseOps {
   virtual void norm_and_route(const NormRouteArgs& args, Workspace& workspace,
                               const Stream& stream);
   virtual size_t route_workspace_bytes(int64_t num_experts, int num_threads) const = 0;
+
+  // What models with images need besides. On a device where has_vision_ops() is false, calling one
+  // of these is a bug.
+  virtual bool has_vision_ops() const { return false; }
+
+  /// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension
+  virtual void layer_norm(const TensorView& x, const TensorView& weight, const TensorView& bias,
+                          float eps, MutableTensorView out, const Stream& stream);
+
+  /// out = act(x)
+  virtual void plain_activation(const TensorView& x, Activation activation, MutableTensorView out,
+                                const Stream& stream);
+
+  /// rope_angles() where element i of token t turns with positions[axes[i], t].
+  virtual void rope_angles_on_axes(const AxisPositions& where,
+                                   const TensorView& inverse_frequencies, float scale,
+                                   MutableTensorView cos, MutableTensorView sin,
+                                   const Stream& stream);
+
+  /// y[t] += the sum over j of weights[t, j] * table[rows[t, j]], with rows i32 inside the table
+  /// and weights f32, both [num_tokens, any].
+  virtual void add_weighted_rows(const TensorView& table, const TensorView& rows,
+                                 const TensorView& weights, MutableTensorView y,
+                                 const Stream& stream);
+
+  /// y[rows[i]] = x[i] or += x[i], with rows [n] i32 inside y, each once
+  virtual void scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
+                            MutableTensorView y, const Stream& stream);
 
   /// Draws the next tokens where the logits are. A GPU's op: on the CPU there is Sampler, and this
   /// throws std::logic_error. Greedy (temperature 0 and no penalty) gives what Sampler gives; a

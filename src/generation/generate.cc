@@ -92,7 +92,11 @@ class Generation {
     auto start = Clock::now();
     result_.prefill_experts = experts_of(model_, result_.prompt_tokens);
     for (const Sequence& sequence : sequences_) feed(sequence, sequence.ids);
+    pixel_values_ = options_.pixel_values;
+    image_grids_ = options_.image_grids;
     step();
+    pixel_values_ = {};
+    image_grids_ = {};
     result_.prefill_seconds = seconds_since(start);
     start = Clock::now();
     result_.decode_experts = experts_of(model_, num_running());
@@ -126,6 +130,10 @@ class Generation {
     counts_.push_back(static_cast<int64_t>(ids.size()));
   }
 
+  ForwardInput forward_input() const {
+    return {input_, counts_, LogitsRows::kLastOfEach, pixel_values_, image_grids_};
+  }
+
   bool draws_on_device() const {
     return model_.can_sample() && options_.sampling.repetition_penalty == 1.0f;
   }
@@ -151,7 +159,7 @@ class Generation {
     // Unless a sequence ends with this token, which only its length tells before.
     request.goes_on = std::all_of(sequences_.begin(), sequences_.end(),
                                   [](const Sequence& sequence) { return sequence.room != 1; });
-    model_.forward_and_sample({input_, counts_, LogitsRows::kLastOfEach}, *cache_, request, next_);
+    model_.forward_and_sample(forward_input(), *cache_, request, next_);
     for (size_t i = 0; i < sequences_.size(); ++i) {
       if (sequences_[i].room > 0 && next_[i] < 0) fail_on_nan(i, model_.info());
     }
@@ -167,7 +175,7 @@ class Generation {
   }
 
   void draw_here() {
-    model_.forward({input_, counts_, LogitsRows::kLastOfEach}, *cache_, logits_);
+    model_.forward(forward_input(), *cache_, logits_);
     const auto vocab = static_cast<size_t>(model_.info().vocab_size);
     next_.resize(sequences_.size());
     for (size_t i = 0; i < sequences_.size(); ++i) {
@@ -210,6 +218,8 @@ class Generation {
   std::vector<double> next_uniform_;  // and for the one after it
   std::vector<TokenId> input_;
   std::vector<int64_t> counts_;
+  std::span<const float> pixel_values_;  // of the step under way
+  std::span<const ImageGrid> image_grids_;
   GenerationResult result_;
 };
 

@@ -9,7 +9,7 @@ namespace cadre {
 
 Decoder::Decoder(const DecoderConfig& config, DecoderWeights weights, DenseOps& ops)
     : config_(config), weights_(std::move(weights)), ops_(ops), angles_(config.ropes.size()) {
-  for (const RopeConfig& rope : config.ropes) ropes_.push_back({rope_frequencies(rope), {}});
+  for (const RopeConfig& rope : config.ropes) ropes_.push_back({rope_frequencies(rope), {}, {}});
 }
 
 std::vector<CacheLayout> Decoder::cache_layouts() const {
@@ -48,12 +48,16 @@ void Decoder::reserve(int64_t max_tokens, const Stream& stream) {
     const Dims half{static_cast<int64_t>(inverse.size())};
     rope.inverse = Tensor(DType::kF32, half, stream.device);
     copy_tensor({inverse.data(), DType::kF32, half}, rope.inverse, stream);
+    if (const std::vector<int32_t>& axes = rope.frequencies.axes; !axes.empty()) {
+      rope.axes = Tensor(DType::kI32, half, stream.device);
+      copy_tensor({axes.data(), DType::kI32, half}, rope.axes, stream);
+    }
     synchronize(stream);
   }
 }
 
 void Decoder::set_inputs(const DecoderStep& step, const Stream& stream) {
-  plan_.fill(step.token_ids, step.sequences, step.wanted, stream);
+  plan_.fill(step.token_ids, step.sequences, step.wanted, step.rope_positions, stream);
 }
 
 void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& workspace,
@@ -65,20 +69,39 @@ void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& worksp
   const ForwardContext context{ops_,   workspace, stream, config_.compute_dtype,
                                tokens, angles_,   cache,  observer};
   const MutableTensorView residual = context.take(DType::kF32, {num_tokens, config_.hidden_size});
-  for (size_t i = 0; i < ropes_.size(); ++i) {
-    const Dims shape{num_tokens, ropes_[i].inverse.view().dim(0)};
-    angles_[i] = {context.take(DType::kF32, shape), context.take(DType::kF32, shape)};
-    ops_.rope_angles(tokens.positions, ropes_[i].inverse.view(), ropes_[i].frequencies.scale,
-                     angles_[i].cos, angles_[i].sin, stream);
-  }
+  turn(tokens, context);
   ops_.embedding(plan_.token_ids(), weights_.embedding, residual, stream);
+  add_images(step.images, 0, residual, stream);
   const MutableTensorView routed = context.take(config_.compute_dtype, residual.shape());
-  const TensorView pending = run_layers(residual, routed, context);
+  const TensorView pending = run_layers(step.images, residual, routed, context);
   write_logits(step, residual, pending, context);
 }
 
-TensorView Decoder::run_layers(MutableTensorView residual, MutableTensorView routed,
-                               const ForwardContext& context) const {
+// Cosines and sines of the step's positions.
+void Decoder::turn(const StepTokens& tokens, const ForwardContext& context) {
+  for (size_t i = 0; i < ropes_.size(); ++i) {
+    const auto& [frequencies, inverse, axes] = ropes_[i];
+    const Dims shape{tokens.num_tokens(), inverse->dim(0)};
+    angles_[i] = {context.take(DType::kF32, shape), context.take(DType::kF32, shape)};
+    if (axes && plan_.rope_positions()) {
+      ops_.rope_angles_on_axes({plan_.rope_positions(), axes.view()}, inverse.view(),
+                               frequencies.scale, angles_[i].cos, angles_[i].sin, context.stream);
+    } else {
+      ops_.rope_angles(tokens.positions, inverse.view(), frequencies.scale, angles_[i].cos,
+                       angles_[i].sin, context.stream);
+    }
+  }
+}
+
+void Decoder::add_images(const StepImages* images, size_t feature, MutableTensorView residual,
+                         const Stream& stream) const {
+  if (images == nullptr || feature >= images->features.size()) return;
+  const Accumulate how = feature == 0 ? Accumulate::kOverwrite : Accumulate::kAdd;
+  ops_.scatter_rows(images->features[feature], images->rows, how, residual, stream);
+}
+
+TensorView Decoder::run_layers(const StepImages* images, MutableTensorView residual,
+                               MutableTensorView routed, const ForwardContext& context) const {
   const Workspace::Scope scope(context.workspace);
   const MutableTensorView x = context.take(config_.compute_dtype, residual.shape());
   TensorView pending;  // of the layer before; joins the residual where that is read next
@@ -107,6 +130,7 @@ TensorView Decoder::run_layers(MutableTensorView residual, MutableTensorView rou
       std::get<Mlp>(layer.feed_forward).forward(x, out, context);
       ops_.add(residual, out, context.stream);
     }
+    add_images(images, static_cast<size_t>(l) + 1, residual, context.stream);
   }
   return pending;
 }

@@ -38,6 +38,12 @@ struct DecoderConfig {
   std::vector<RopeConfig> ropes = {};  // an attention names the one it takes
 };
 
+/// Tokens of a step that are parts of images.
+struct StepImages {
+  TensorView rows;                   // [n] i32, where they stand among the step's tokens
+  std::vector<TensorView> features;  // VisionTower's: each [n, hidden_size] in the compute dtype
+};
+
 /// One step: at most reserved_tokens() new tokens.
 struct DecoderStep {
   std::span<const int32_t> token_ids;
@@ -45,6 +51,9 @@ struct DecoderStep {
   std::span<const LogitsRow> wanted;        // ascending in both members
   MutableTensorView logits;                 // [rows, vocab_size] f32
   bool has_inputs = false;  // a draw left them on the device: see StepPlan::next_step()
+  // With M-RoPE: [kRopeAxes, num_tokens]; empty: each token's place in its sequence on all axes.
+  std::span<const int32_t> rope_positions = {};
+  const StepImages* images = nullptr;
 };
 
 class Decoder {
@@ -72,9 +81,14 @@ class Decoder {
                MoeObserver* observer);
 
  private:
+  void turn(const StepTokens& tokens, const ForwardContext& context);
+  // The rows of images get their features: the first in place of the embedding, the others after
+  // the layers before.
+  void add_images(const StepImages* images, size_t feature, MutableTensorView residual,
+                  const Stream& stream) const;
   // Returns what is still to be added to the residual, in `routed`; absent when nothing is.
-  TensorView run_layers(MutableTensorView residual, MutableTensorView routed,
-                        const ForwardContext& context) const;
+  TensorView run_layers(const StepImages* images, MutableTensorView residual,
+                        MutableTensorView routed, const ForwardContext& context) const;
   void write_logits(const DecoderStep& step, MutableTensorView residual, const TensorView& pending,
                     const ForwardContext& context) const;
   // x = norm of the wanted rows.
@@ -87,6 +101,7 @@ class Decoder {
   struct Rope {
     RopeFrequencies frequencies;
     Tensor inverse;  // frequencies.inverse on the ops' device
+    Tensor axes;     // frequencies.axes, where there are some
   };
   std::vector<Rope> ropes_;
   std::vector<RopeAngles> angles_;  // of the step under way

@@ -69,6 +69,16 @@ double yarn_scale(const RopeConfig& config) {
   return yarn_mscale(config.factor, 1);
 }
 
+std::vector<int32_t> rope_axes(const RopeConfig& config) {
+  if (config.mrope_section == std::array<int64_t, 3>{}) return {};
+  std::vector<int32_t> axes(static_cast<size_t>(config.rotary_dim / 2), 0);
+  for (size_t axis = 1; axis < 3; ++axis) {
+    const auto end = std::min(axes.size(), 3 * static_cast<size_t>(config.mrope_section[axis]));
+    for (size_t i = axis; i < end; i += 3) axes[i] = static_cast<int32_t>(axis);
+  }
+  return axes;
+}
+
 }  // namespace
 
 double yarn_mscale(double factor, double mscale) {
@@ -77,7 +87,7 @@ double yarn_mscale(double factor, double mscale) {
 
 RopeFrequencies rope_frequencies(const RopeConfig& config) {
   CADRE_ASSERT(config.rotary_dim >= 0 && config.rotary_dim % 2 == 0);
-  RopeFrequencies result{base_frequencies(config), 1.0f};
+  RopeFrequencies result{base_frequencies(config), 1.0f, rope_axes(config)};
   switch (config.type) {
     case RopeType::kDefault:
       break;

@@ -2,6 +2,7 @@
 // RoPE paper (arXiv 2104.09864), YaRN (arXiv 2309.00071), the Llama 3.1 model card.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -24,11 +25,16 @@ struct RopeConfig {
   std::optional<double> attention_factor = {};  // yarn: scale of cos and sin, when given
   std::optional<double> mscale = {};            // yarn: both given: their ratio is the scale
   std::optional<double> mscale_all_dim = {};
+  // Qwen's M-RoPE, interleaved: of the pairs 0, 1, 2 ... every third turns with the token's row and
+  // every third with its column, the first mrope_section[1] and [2] of each; the rest with its
+  // time. All zero: a token has one position.
+  std::array<int64_t, 3> mrope_section = {};
 };
 
 struct RopeFrequencies {
-  std::vector<float> inverse;  // [rotary_dim / 2]
-  float scale = 1;             // of cos and sin
+  std::vector<float> inverse;      // [rotary_dim / 2]
+  float scale = 1;                 // of cos and sin
+  std::vector<int32_t> axes = {};  // [rotary_dim / 2] 0 time, 1 row, 2 column; empty without M-RoPE
 };
 
 RopeFrequencies rope_frequencies(const RopeConfig& config);

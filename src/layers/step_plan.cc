@@ -9,8 +9,8 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kSpanFields = 4;
-constexpr int64_t kParts =
-    4 + kSpanFields;  // ids, positions, slots, rows, spans (one a token at most)
+// ids, positions, slots, rows, spans (one a token at most), positions on axes
+constexpr int64_t kParts = 4 + kSpanFields + kRopeAxes;
 
 }  // namespace
 
@@ -23,7 +23,8 @@ void StepPlan::reserve(int64_t max_tokens, Device device) {
 }
 
 void StepPlan::fill(std::span<const int32_t> token_ids, std::span<const SequenceSpan> sequences,
-                    std::span<const LogitsRow> wanted, const Stream& stream) {
+                    std::span<const LogitsRow> wanted, std::span<const int32_t> rope_positions,
+                    const Stream& stream) {
   const auto num_tokens = static_cast<int64_t>(token_ids.size());
   const auto num_sequences = static_cast<int64_t>(sequences.size());
   const auto num_wanted = static_cast<int64_t>(wanted.size());
@@ -44,6 +45,7 @@ void StepPlan::fill(std::span<const int32_t> token_ids, std::span<const Sequence
     }
   }
   for (int64_t i = 0; i < num_wanted; ++i) rows[i] = wanted[static_cast<size_t>(i)].row;
+  const int32_t* end = std::copy(rope_positions.begin(), rope_positions.end(), span);
 
   const auto* next = static_cast<const int32_t*>(memory_.get());
   const auto view = [&](const Dims& shape) {
@@ -56,8 +58,9 @@ void StepPlan::fill(std::span<const int32_t> token_ids, std::span<const Sequence
   tokens_.slots = view({num_tokens});
   rows_ = view({num_wanted});
   tokens_.spans = view({num_sequences, kSpanFields});
+  rope_positions_ = rope_positions.empty() ? TensorView{} : view({kRopeAxes, num_tokens});
   tokens_.sequences = sequences;
-  bytes_ = static_cast<size_t>(span - host) * sizeof(int32_t);
+  bytes_ = static_cast<size_t>(end - host) * sizeof(int32_t);
 }
 
 NextStep StepPlan::next_step() const {

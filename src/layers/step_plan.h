@@ -18,6 +18,9 @@ struct LogitsRow {
   int64_t target = 0;  // of the logits
 };
 
+/// Time, row and column, for tokens of images.
+inline constexpr int64_t kRopeAxes = 3;
+
 class StepPlan {
  public:
   /// Room for steps of up to max_tokens tokens. Only when no step is under way.
@@ -25,14 +28,16 @@ class StepPlan {
   int64_t reserved_tokens() const { return reserved_; }
 
   /// The inputs of a step; spans must live as long as the views below are used. The step before
-  /// must be done.
+  /// must be done. rope_positions: [kRopeAxes, num_tokens], or empty.
   void fill(std::span<const int32_t> token_ids, std::span<const SequenceSpan> sequences,
-            std::span<const LogitsRow> wanted, const Stream& stream);
+            std::span<const LogitsRow> wanted, std::span<const int32_t> rope_positions,
+            const Stream& stream);
   /// Puts the copy to the device into the stream; nothing to do on the CPU.
   void upload(const Stream& stream) const;
 
-  TensorView token_ids() const { return ids_; }     // [num_tokens] i32
-  TensorView wanted_rows() const { return rows_; }  // [wanted] i32
+  TensorView token_ids() const { return ids_; }                  // [num_tokens] i32
+  TensorView wanted_rows() const { return rows_; }               // [wanted] i32
+  TensorView rope_positions() const { return rope_positions_; }  // as given; absent when none were
   const StepTokens& tokens() const { return tokens_; }
   /// For a draw after a step with one token a sequence: what it leaves here serves as the inputs of
   /// the step after it, of the same size, without fill() and upload().
@@ -41,10 +46,11 @@ class StepPlan {
  private:
   int64_t reserved_ = 0;
   size_t bytes_ = 0;              // of the step
-  std::shared_ptr<void> host_;    // [6 parts of reserved] i32, pinned for a GPU
+  std::shared_ptr<void> host_;    // [all parts of reserved] i32, pinned for a GPU
   std::shared_ptr<void> memory_;  // the same on the device; host_ itself on the CPU
   TensorView ids_;
   TensorView rows_;
+  TensorView rope_positions_;
   StepTokens tokens_;
 };
 

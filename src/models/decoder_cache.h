@@ -9,6 +9,7 @@
 #include "cadre/model.h"
 #include "core/str_cat.h"
 #include "layers/kv_store.h"
+#include "models/image_inputs.h"
 
 namespace cadre {
 
@@ -16,7 +17,9 @@ class DecoderCache final : public KvCache {
  public:
   /// `total`: bytes of all caches of a model, which tells whose this is.
   DecoderCache(std::shared_ptr<std::atomic<size_t>> total, const KvShape& shape, Device device)
-      : total_(std::move(total)), store_(shape, device) {
+      : total_(std::move(total)),
+        store_(shape, device),
+        shifts_(static_cast<size_t>(shape.num_sequences)) {
     *total_ += store_.bytes();
   }
   ~DecoderCache() override { *total_ -= store_.bytes(); }
@@ -35,6 +38,7 @@ class DecoderCache final : public KvCache {
                                     store_.length(sequence), " tokens, cannot cut it to ", length));
     }
     store_.set_length(sequence, length);
+    shifts_[static_cast<size_t>(sequence)].truncate(length);
   }
 
   /// By the shared counter: the address of a model that is gone may be another model's by now.
@@ -42,6 +46,9 @@ class DecoderCache final : public KvCache {
     return total_ == total;
   }
   KvStore& store() { return store_; }
+  const KvStore& store() const { return store_; }
+  std::span<RopeShift> shifts() { return shifts_; }
+  std::span<const RopeShift> shifts() const { return shifts_; }
   /// Ends with the cache, whatever takes its address then.
   std::shared_ptr<const void> life() const { return life_; }
 
@@ -56,6 +63,7 @@ class DecoderCache final : public KvCache {
   std::shared_ptr<std::atomic<size_t>> total_;
   std::shared_ptr<const int> life_ = std::make_shared<const int>(0);
   KvStore store_;
+  std::vector<RopeShift> shifts_;  // [num_sequences]
 };
 
 }  // namespace cadre

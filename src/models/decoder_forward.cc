@@ -54,6 +54,12 @@ DecoderCache& DecoderModel::check_input(const ForwardInput& input, KvCache& cach
                                     " is outside the vocabulary [0, ", info_.vocab_size, ")"));
     }
   }
+  if (images_) {
+    images_->check(input);
+  } else if (!input.image_grids.empty() || !input.pixel_values.empty()) {
+    throw Unsupported(str_cat("forward: ", info_.path, ": ", info_.model_type,
+                              " models take no images; use a vision model"));
+  }
   return *mine;
 }
 
@@ -71,14 +77,14 @@ void DecoderModel::check_logits(const ForwardInput& input, const TensorView& log
 
 void DecoderModel::forward(const ForwardInput& input, KvCache& cache, MutableTensorView logits,
                            const MoeHooks* hooks) {
-  KvStore& store = check_input(input, cache).store();
+  DecoderCache& mine = check_input(input, cache);
   check_logits(input, logits);
   drop_ahead();
   if (hooks != nullptr) {
     HookObserver observer(*hooks, stream_);
-    run_steps(input, store, {logits}, &observer);
+    run_steps(input, mine, {logits}, &observer);
   } else {
-    run_steps(input, store, {logits}, nullptr);
+    run_steps(input, mine, {logits}, nullptr);
   }
 }
 
@@ -104,7 +110,7 @@ void DecoderModel::forward_and_sample(const ForwardInput& input, KvCache& cache,
     return finish_sampled_step(input, mine.store(), outcome);
   }
   drop_ahead();
-  run_steps(input, mine.store(), outcome, nullptr);
+  run_steps(input, mine, outcome, nullptr);
 }
 
 void DecoderModel::finish_sampled_step(const ForwardInput& input, KvStore& store,
@@ -143,22 +149,25 @@ void DecoderModel::drop_ahead() {
   synchronize(stream_);
 }
 
-void DecoderModel::run_steps(const ForwardInput& input, KvStore& store, const Outcome& outcome,
+void DecoderModel::run_steps(const ForwardInput& input, DecoderCache& cache, const Outcome& outcome,
                              MoeObserver* observer) {
   if (input.token_ids.empty()) return;
+  KvStore& store = cache.store();
   if (decoder_.reserved_tokens() == 0) {
     reserve(on_cpu(info_) ? kDefaultStepTokens : kDefaultStepTokensOfGpu);
   }
   const CurrentDevice current(info_.device);
   const auto total = static_cast<int64_t>(input.token_ids.size());
   const bool is_direct = outcome.request == nullptr && outcome.logits.device() == info_.device;
+  if (images_) images_->begin(input, store.lengths(), cache.shifts(), stream_);
   for (int64_t begin = 0; begin < total;) {
     const int64_t end = plan_step(input, store, begin);
     const auto ids =
         input.token_ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
     if (!is_direct && outputs_.begin(wanted_, info_.vocab_size, info_.device)) graphs_.clear();
     if (outcome.request != nullptr) outputs_.set_uniform(outcome.request->uniform, stream_);
-    const DecoderStep step{ids, spans_, wanted_, is_direct ? outcome.logits : outputs_.logits()};
+    DecoderStep step{ids, spans_, wanted_, is_direct ? outcome.logits : outputs_.logits()};
+    if (images_) images_->give(begin, end, step);
     run_step(step, store, outcome.request, observer);
     const bool brings_tokens = outcome.request != nullptr && can_replay(step, observer);
     if (brings_tokens && begin == 0 && end == total) {
@@ -176,6 +185,7 @@ void DecoderModel::run_steps(const ForwardInput& input, KvStore& store, const Ou
   for (int64_t s = 0; s < store.shape().num_sequences; ++s) {
     store.set_length(s, store.length(s) + input.num_tokens[static_cast<size_t>(s)]);
   }
+  if (images_) images_->store_shifts(cache.shifts());
 }
 
 void DecoderModel::run_step(const DecoderStep& step, KvStore& store, const SampleRequest* request,
@@ -197,7 +207,7 @@ void DecoderModel::run_step(const DecoderStep& step, KvStore& store, const Sampl
 // One new token for each sequence, every row wanted where it stands.
 bool DecoderModel::can_replay(const DecoderStep& step, const MoeObserver* observer) const {
   const auto num_tokens = static_cast<int64_t>(step.token_ids.size());
-  if (on_cpu(info_) || !use_graphs_ || observer != nullptr ||
+  if (on_cpu(info_) || !use_graphs_ || observer != nullptr || !step.rope_positions.empty() ||
       step.sequences.size() != step.token_ids.size() ||
       step.wanted.size() != step.token_ids.size()) {
     return false;

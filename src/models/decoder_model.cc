@@ -39,6 +39,11 @@ DecoderModel::DecoderModel(ModelInfo info, BuiltModel model, size_t weights_byte
       cache_bytes_(std::make_shared<std::atomic<size_t>>(0)),
       pending_(groups_.size()) {
   whole_.reserve(kNameCapacity);
+  for (const std::string& name : model.sub_configs) without_experts_[name].reserve(kNameCapacity);
+  if (model.vision) {
+    images_ = std::make_unique<ImageInputs>(std::move(*model.vision), model.vision_tokens.image,
+                                            info_.device);
+  }
   if (on_cpu(info_)) return;
   for (auto& event : step_done_)
     event = device_runtime(info_.device).make_event(info_.device.index);
@@ -60,7 +65,7 @@ MemoryReport DecoderModel::memory() const {
   MemoryReport report;
   (on_cpu(info_) ? report.mapped_bytes : report.weights_bytes) = weights_bytes_;
   for (const auto& group : groups_) report.added_bytes += group->added_bytes();
-  report.workspace_bytes = workspace_.capacity();
+  report.workspace_bytes = workspace_.capacity() + (images_ ? images_->bytes() : 0);
   report.kv_cache_bytes = *cache_bytes_;
   return report;
 }
@@ -120,6 +125,7 @@ ExpertsImplementation DecoderModel::get_experts_implementation() const {
   ExpertsImplementation map;
   map[""] = whole_;
   for (const auto& group : groups_) map[group->sub_config()] = group->active().name;
+  map.insert(without_experts_.begin(), without_experts_.end());
   return map;
 }
 
@@ -133,11 +139,19 @@ ExpertsImplementation DecoderModel::experts_of_step(int64_t num_tokens) const {
 }
 
 void DecoderModel::set_experts_implementation(const ExpertsImplementation& map) {
-  check_implementation(map, groups_);
+  check_implementation(map, info_.sub_configs, groups_);
   drop_ahead();
   switch_groups(
       [&](const ExpertsGroup& group) { return implementation_for(map, group.sub_config()); });
+  set_whole(map);
+}
+
+void DecoderModel::set_whole(const ExpertsImplementation& map) {
   if (const auto whole = map.find(""); whole != map.end()) whole_ = whole->second;
+  for (auto& entry : without_experts_) {
+    const std::string_view name = implementation_for(map, entry.first);
+    if (!name.empty()) entry.second = name;
+  }
 }
 
 void DecoderModel::set_experts_implementation(std::string_view name) {
@@ -145,10 +159,11 @@ void DecoderModel::set_experts_implementation(std::string_view name) {
   drop_ahead();
   switch_groups([&](const ExpertsGroup&) { return name; });
   whole_ = name;
+  for (auto& entry : without_experts_) entry.second = name;
 }
 
 void DecoderModel::choose_at_load(const ExpertsImplementation& map, const DecodeExperts& decode) {
-  check_implementation(map, groups_);
+  check_implementation(map, info_.sub_configs, groups_);
   switch_groups([&](const ExpertsGroup& group) {
     const std::string_view name = implementation_for(map, group.sub_config());
     return name.empty() ? group.default_name() : std::string(name);
@@ -160,9 +175,9 @@ void DecoderModel::choose_at_load(const ExpertsImplementation& map, const Decode
                                      ? decode_threshold(group->query())
                                      : decode.max_tokens);
   }
-  const auto whole = map.find("");
-  whole_ = whole != map.end() ? whole->second
-                              : (groups_.empty() ? "eager" : groups_.front()->default_name());
+  whole_ = groups_.empty() ? "eager" : groups_.front()->default_name();
+  for (auto& entry : without_experts_) entry.second = whole_;
+  set_whole(map);
 }
 
 template <typename NameOfGroup>

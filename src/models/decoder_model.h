@@ -12,6 +12,7 @@
 #include "cadre/workspace.h"
 #include "layers/decoder.h"
 #include "models/decoder_cache.h"
+#include "models/image_inputs.h"
 #include "models/model_builder.h"
 #include "models/step_ahead.h"
 #include "models/step_graphs.h"
@@ -69,7 +70,7 @@ class DecoderModel final : public Model {
 
   DecoderCache& check_input(const ForwardInput& input, KvCache& cache) const;
   void check_logits(const ForwardInput& input, const TensorView& logits) const;
-  void run_steps(const ForwardInput& input, KvStore& store, const Outcome& outcome,
+  void run_steps(const ForwardInput& input, DecoderCache& cache, const Outcome& outcome,
                  MoeObserver* observer);
   // The rest of a step that draws and is under way, with the lengths before it: begins with what
   // follows, if that is wanted, and takes the tokens.
@@ -86,6 +87,7 @@ class DecoderModel final : public Model {
   // Prepares, makes room, and only then switches; `name_of_group(group)` is empty for "as it is".
   template <typename NameOfGroup>
   void switch_groups(const NameOfGroup& name_of_group);
+  void set_whole(const ExpertsImplementation& map);
   size_t step_workspace_bytes(int64_t step) const;
   void fit_workspace();
 
@@ -93,7 +95,8 @@ class DecoderModel final : public Model {
   std::shared_ptr<const void> owner_;
   size_t weights_bytes_;
   std::vector<std::unique_ptr<ExpertsGroup>> groups_;
-  std::string whole_;  // the name last set for the model as a whole
+  std::string whole_;                      // the name last set for the model as a whole
+  ExpertsImplementation without_experts_;  // of sub-configs that have none
   Decoder decoder_;
   ThreadPool threads_;
   OwnedStream owned_stream_;
@@ -109,7 +112,8 @@ class DecoderModel final : public Model {
   // A forward's plan, sized by reserve().
   std::vector<SequenceSpan> spans_;
   std::vector<LogitsRow> wanted_;
-  std::vector<size_t> pending_;  // choice per group during a switch
+  std::vector<size_t> pending_;          // choice per group during a switch
+  std::unique_ptr<ImageInputs> images_;  // of a model that takes some
 };
 
 }  // namespace cadre

@@ -14,19 +14,16 @@ std::string_view implementation_for(const ExpertsImplementation& map, std::strin
 }
 
 void check_implementation(const ExpertsImplementation& map,
+                          const std::vector<std::string>& sub_configs,
                           const std::vector<std::unique_ptr<ExpertsGroup>>& groups) {
   for (const auto& entry : map) {
     const std::string_view wanted = entry.first;
     const std::string_view map_name = entry.second;
-    const bool known =
-        wanted.empty() || std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
-          return group->sub_config() == wanted;
-        });
+    const bool known = wanted.empty() || std::find(sub_configs.begin(), sub_configs.end(),
+                                                   wanted) != sub_configs.end();
     if (!known) {
       std::vector<std::string> keys{"\"\" (the model as a whole)"};
-      for (const auto& group : groups) {
-        if (!group->sub_config().empty()) keys.push_back(str_cat('"', group->sub_config(), '"'));
-      }
+      for (const std::string& name : sub_configs) keys.push_back(str_cat('"', name, '"'));
       throw InvalidArgument(str_cat("experts implementation: unknown sub-config \"", wanted,
                                     "\"; this model has: ", join(keys)));
     }

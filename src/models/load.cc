@@ -62,6 +62,9 @@ ModelInfo model_info(const Checkpoint& checkpoint, const Architecture& architect
   for (const auto& group : model.groups) {
     if (!group->sub_config().empty()) info.sub_configs.push_back(group->sub_config());
   }
+  info.sub_configs.insert(info.sub_configs.end(), model.sub_configs.begin(),
+                          model.sub_configs.end());
+  if (model.vision) info.vision = model.vision_tokens;
   return info;
 }
 
@@ -114,6 +117,13 @@ void check_options(const LoadOptions& options) {
   }
 }
 
+void refuse_vision_without_ops(const ModelInfo& info) {
+  if (!info.vision || dense_ops(info.device.type).has_vision_ops()) return;
+  throw Unsupported(
+      str_cat(info.path, ": ", info.model_type, " takes images, and the operations of ",
+              "vision towers are not built for ", info.device, " yet; use --device cpu"));
+}
+
 }  // namespace
 
 void Model::forward_and_sample(const ForwardInput& /*input*/, KvCache& /*cache*/,
@@ -126,6 +136,7 @@ std::unique_ptr<Model> Model::from_pretrained(const std::string& path, const Loa
   check_options(options);
   Opened opened(path, options);
   opened.weights.check_complete();
+  refuse_vision_without_ops(opened.info);
   std::unique_ptr<DecoderModel> model;
   if (options.device.type == DeviceType::kCpu) {
     model = std::make_unique<DecoderModel>(std::move(opened.info), std::move(opened.model),
@@ -138,6 +149,17 @@ std::unique_ptr<Model> Model::from_pretrained(const std::string& path, const Loa
   model->choose_at_load(options.experts_implementation, options.decode_experts);
   model->set_graphs(options.graphs);
   return model;
+}
+
+std::unique_ptr<Model> AutoModelForImageTextToText::from_pretrained(const std::string& path,
+                                                                    const LoadOptions& options) {
+  // The config alone says it, before any weight is read.
+  const ModelInfo info = inspect_model(path, options).info;
+  if (!info.vision) {
+    throw Unsupported(str_cat(info.path, ": ", info.model_type, " models take no images; use ",
+                              "AutoModelForCausalLM, or a vision model"));
+  }
+  return Model::from_pretrained(path, options);
 }
 
 ModelReport inspect_model(const std::string& path, const LoadOptions& options) {

@@ -59,6 +59,12 @@ void ModelBuilder::add_layer(DecoderLayer layer) {
   }
 }
 
+void ModelBuilder::add_vision(const VisionConfig& config, VisionWeights weights,
+                              const VisionTokens& tokens) {
+  model_.vision.emplace(config, std::move(weights), dense_ops(device_.type));
+  model_.vision_tokens = tokens;
+}
+
 TensorView ModelBuilder::norm(const std::string& name, int64_t width) {
   return weights_.take(name, {width}, "norm");
 }
@@ -158,6 +164,10 @@ ExpertsGroup& ModelBuilder::group(const std::string& sub_config, const ExpertsCo
       weights_.add_fault(str_cat(where, ": experts stored as ", format, ", those of earlier layers",
                                  " as ", known->query().format,
                                  "; all layers must have the same format"));
+    }
+    if (known->query().config.is_transposed != config.is_transposed) {
+      weights_.add_fault(str_cat(where, ": experts transposed otherwise than those of earlier ",
+                                 "layers; all layers must have the same layout"));
     }
     return *known;
   }

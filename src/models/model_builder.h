@@ -8,6 +8,7 @@
 
 #include "layers/attention.h"
 #include "layers/decoder.h"
+#include "layers/vision_tower.h"
 #include "models/text_config.h"
 #include "models/weight_loader.h"
 
@@ -19,6 +20,9 @@ struct BuiltModel {
   DecoderWeights weights;
   std::vector<std::unique_ptr<ExpertsGroup>> groups;  // one per sub-config that has experts
   int64_t num_moe_layers = 0;
+  std::optional<VisionTower> vision;
+  VisionTokens vision_tokens;            // with `vision`
+  std::vector<std::string> sub_configs;  // those without experts
 };
 
 /// Names of a MoE layer's tensors under its prefix.
@@ -78,6 +82,11 @@ class ModelBuilder {
   /// the checkpoint has them.
   MoeBlock moe(const std::string& prefix, const MoeOptions& options,
                std::optional<SharedExpert> shared_expert = {}, const std::string& sub_config = "");
+
+  DType compute_dtype() const { return compute_dtype_; }
+  void add_vision(const VisionConfig& config, VisionWeights weights, const VisionTokens& tokens);
+  /// Names a sub-config that has no experts.
+  void add_sub_config(const std::string& name) { model_.sub_configs.push_back(name); }
 
   void add_layer(DecoderLayer layer);
   /// Layers that the checkpoint holds beyond the model's own, up to `count`, are not needed

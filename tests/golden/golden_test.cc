@@ -46,13 +46,16 @@ class Golden : public testing::TestWithParam<Case> {
 
 TEST_P(Golden, LogitsInFloat32) {
   const auto model = load(DType::kF32);
-  EXPECT_LE(logits_error(all_logits(*model, expected_.input_ids, expected_.batch)), 1e-4);
+  EXPECT_LE(logits_error(all_logits(*model, expected_.input_ids, expected_.batch, nullptr,
+                                    expected_.images)),
+            1e-4);
 }
 
 TEST_P(Golden, GreedyTokensInFloat32) {
   const auto model = load(DType::kF32);
-  EXPECT_EQ(greedy(*model, expected_.input_ids, expected_.batch, expected_.num_greedy),
-            expected_.greedy_ids);
+  EXPECT_EQ(
+      greedy(*model, expected_.input_ids, expected_.batch, expected_.num_greedy, expected_.images),
+      expected_.greedy_ids);
 }
 
 // The weight of each expert of each row: slots may stand in any order.
@@ -69,8 +72,8 @@ TEST_P(Golden, CapturedExpertsInFloat32) {
   const auto model = load(DType::kF32);
   std::map<int64_t, MoeCapture> captures;
   const MoeHooks hooks = capture_into(captures);
-  all_logits(*model, expected_.input_ids, expected_.batch, &hooks);
-  const int64_t top_k = model->experts_query().config.top_k;
+  all_logits(*model, expected_.input_ids, expected_.batch, &hooks, expected_.images);
+  const int64_t top_k = top_k_of(*model);
   ASSERT_EQ(captures.size(), expected_.moe.size());
   ASSERT_EQ(static_cast<int64_t>(captures.size()), model->info().num_moe_layers);
   for (const auto& [layer, stored] : expected_.moe) {
@@ -91,14 +94,17 @@ void check_16_bit(Model& model, const Expected& expected, double replayed_bound)
   const auto error = [&](const std::vector<float>& logits) {
     return relative_error(std::span<const float>(logits), std::span<const double>(expected.logits));
   };
-  EXPECT_LE(error(all_logits(model, expected.input_ids, expected.batch, &replay)), replayed_bound);
+  const auto logits = [&](const MoeHooks& hooks) {
+    return all_logits(model, expected.input_ids, expected.batch, &hooks, expected.images);
+  };
+  EXPECT_LE(error(logits(replay)), replayed_bound);
 
   std::map<int64_t, MoeCapture> captures;
   const MoeHooks capture = capture_into(captures);
-  const double free_error = error(all_logits(model, expected.input_ids, expected.batch, &capture));
+  const double free_error = error(logits(capture));
   int64_t differing = 0;
   for (const auto& [layer, stored] : expected.moe) {
-    differing += differing_rows(captures.at(layer), stored, model.experts_query().config.top_k);
+    differing += differing_rows(captures.at(layer), stored, top_k_of(model));
   }
   testing::Test::RecordProperty("differently_routed_rows", std::to_string(differing));
   EXPECT_LE(free_error, 2e-1) << differing << " rows were routed differently";

@@ -16,6 +16,19 @@ std::vector<T> to_integers(const TensorView& tensor) {
   return result;
 }
 
+Images read_images(const SafetensorsFile& data) {
+  Images images;
+  if (data.find("pixel_values") == nullptr) return images;
+  for (const double value : to_doubles(data.tensor("pixel_values"))) {
+    images.pixel_values.push_back(static_cast<float>(value));
+  }
+  const auto grids = to_integers<int64_t>(data.tensor("image_grid_thw"));
+  for (size_t i = 0; i < grids.size(); i += 3) {
+    images.grids.push_back({grids[i], grids[i + 1], grids[i + 2]});
+  }
+  return images;
+}
+
 TokenId argmax(std::span<const float> logits) {
   return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
@@ -41,6 +54,7 @@ Expected read_expected(const std::filesystem::path& file) {
                            to_doubles(data.tensor(prefix + "top_k_weights")),
                            to_doubles(data.tensor(prefix + "output"))};
   }
+  expected.images = read_images(data);
   return expected;
 }
 
@@ -61,18 +75,18 @@ std::filesystem::path fixture(const std::string& name) {
 }
 
 std::vector<float> all_logits(Model& model, std::span<const TokenId> ids, int64_t batch,
-                              const MoeHooks* hooks) {
+                              const MoeHooks* hooks, const Images& images) {
   const auto length = static_cast<int64_t>(ids.size()) / batch;
   const auto cache = model.new_cache(batch, length);
   const std::vector<int64_t> counts(static_cast<size_t>(batch), length);
   std::vector<float> logits(ids.size() * static_cast<size_t>(model.info().vocab_size));
-  model.forward({ids, counts, LogitsRows::kAll}, *cache,
+  model.forward({ids, counts, LogitsRows::kAll, images.pixel_values, images.grids}, *cache,
                 {logits.data(), DType::kF32, {batch * length, model.info().vocab_size}}, hooks);
   return logits;
 }
 
 std::vector<TokenId> greedy(Model& model, std::span<const TokenId> ids, int64_t batch,
-                            int64_t num_new) {
+                            int64_t num_new, const Images& images) {
   const auto length = static_cast<int64_t>(ids.size()) / batch;
   const auto cache = model.new_cache(batch, length + num_new);
   const auto vocab = static_cast<size_t>(model.info().vocab_size);
@@ -81,8 +95,12 @@ std::vector<TokenId> greedy(Model& model, std::span<const TokenId> ids, int64_t 
   std::vector<int64_t> counts(static_cast<size_t>(batch), length);
   std::vector<TokenId> result(static_cast<size_t>(batch * num_new));
   for (int64_t step = 0; step < num_new; ++step) {
-    model.forward({next, counts, LogitsRows::kLastOfEach}, *cache,
-                  {logits.data(), DType::kF32, {batch, model.info().vocab_size}});
+    ForwardInput input{next, counts};
+    if (step == 0) {
+      input.pixel_values = images.pixel_values;
+      input.image_grids = images.grids;
+    }
+    model.forward(input, *cache, {logits.data(), DType::kF32, {batch, model.info().vocab_size}});
     next.assign(static_cast<size_t>(batch), 0);
     counts.assign(static_cast<size_t>(batch), 1);
     for (int64_t b = 0; b < batch; ++b) {
@@ -92,6 +110,11 @@ std::vector<TokenId> greedy(Model& model, std::span<const TokenId> ids, int64_t 
     }
   }
   return result;
+}
+
+int64_t top_k_of(const Model& model) {
+  const auto& parts = model.info().sub_configs;
+  return model.experts_query(parts.empty() ? "" : parts.front()).config.top_k;
 }
 
 MoeHooks capture_into(std::map<int64_t, MoeCapture>& captures) {

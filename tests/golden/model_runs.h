@@ -21,6 +21,12 @@ struct MoeCapture {
   std::vector<double> output;         // [num_tokens, hidden_size]
 };
 
+/// What a vision model's processor gave for all images of a batch; empty for others.
+struct Images {
+  std::vector<float> pixel_values;
+  std::vector<ImageGrid> grids;
+};
+
 /// A fixture's expected.safetensors.
 struct Expected {
   int64_t batch = 0;
@@ -30,6 +36,7 @@ struct Expected {
   int64_t num_greedy = 0;
   std::vector<TokenId> greedy_ids;  // [batch, num_greedy]
   std::map<int64_t, MoeCapture> moe;
+  Images images;
 
   std::span<const TokenId> row(int64_t b) const {
     return std::span(input_ids).subspan(static_cast<size_t>(b * length),
@@ -45,11 +52,14 @@ std::filesystem::path fixture(const std::string& name);
 
 /// Logits of all tokens of equally long sequences in one forward over a fresh cache.
 std::vector<float> all_logits(Model& model, std::span<const TokenId> ids, int64_t batch,
-                              const MoeHooks* hooks = nullptr);
+                              const MoeHooks* hooks = nullptr, const Images& images = {});
 
 /// The greedy continuation of each of `batch` equally long prompts, decoded together.
 std::vector<TokenId> greedy(Model& model, std::span<const TokenId> ids, int64_t batch,
-                            int64_t num_new);
+                            int64_t num_new, const Images& images = {});
+
+/// top_k of the model's (text part's) experts.
+int64_t top_k_of(const Model& model);
 
 /// Hooks that fill `captures`, which must outlive them.
 MoeHooks capture_into(std::map<int64_t, MoeCapture>& captures);

@@ -215,6 +215,24 @@ std::pair<int64_t, int64_t> ImageProcessor::resized(int64_t height, int64_t widt
   return {new_height, new_width};
 }
 
+std::vector<TokenId> ImageProcessor::expand(std::span<const TokenId> ids,
+                                            std::span<const ImageGrid> grids,
+                                            TokenId image_token) const {
+  const auto places = static_cast<size_t>(std::count(ids.begin(), ids.end(), image_token));
+  if (places != grids.size()) {
+    throw InvalidArgument(str_cat("image processor: ", grids.size(), " images, but the text has ",
+                                  places, " places for them (token ", image_token,
+                                  "); give one for each"));
+  }
+  std::vector<TokenId> result;
+  size_t image = 0;
+  for (const TokenId id : ids) {
+    const int64_t count = id == image_token ? num_tokens(grids[image++]) : 1;
+    result.insert(result.end(), static_cast<size_t>(count), id);
+  }
+  return result;
+}
+
 PixelValues ImageProcessor::process(std::span<const Image> images) const {
   PixelValues result;
   result.patch_width =

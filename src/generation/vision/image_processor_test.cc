@@ -91,6 +91,16 @@ TEST(ImageProcessor, ImagesFollowEachOther) {
   EXPECT_TRUE(processor.process({}).values.empty());
 }
 
+TEST(ImageProcessor, ExpandsThePlacesOfImages) {
+  const ImageProcessor processor{ImageProcessorConfig{}};
+  const std::vector<TokenId> ids = {9, 5, 9, 1};
+  const std::vector<ImageGrid> grids = {{1, 4, 2}, {1, 2, 6}};
+  EXPECT_EQ(processor.expand(ids, grids, 9), (std::vector<TokenId>{9, 9, 5, 9, 9, 9, 1}));
+  EXPECT_EQ(processor.expand(ids, {}, 7), ids);
+  expect_error<InvalidArgument>([&] { static_cast<void>(processor.expand(ids, grids, 5)); },
+                                {"2 images", "1 places", "token 5"});
+}
+
 TEST(ImageProcessor, SizesOfExtremeImages) {
   const ImageProcessor processor{ImageProcessorConfig{}};
   EXPECT_EQ(processor.resized(1, 200), (std::pair<int64_t, int64_t>{32, 480}));

@@ -117,7 +117,7 @@ class PieceRun {
   void run() {
     begin();
     const int64_t kv_head = piece_.first_head / (args_.q.dim(1) / args_.keys.dim(1));
-    const int64_t last = piece_.sequence.past + piece_.row_end;  // one past the last position
+    const int64_t last = last_key(piece_.row_end - 1) + 1;
     const bool one_row = args_.values.data() == args_.keys.data();
     int64_t first = first_key(piece_.row_begin) / kKeyBlock * kKeyBlock;
     for (; first < last; first += kKeyBlock) {
@@ -135,6 +135,9 @@ class PieceRun {
   int64_t first_key(int64_t row) const {
     const int64_t window = args_.sliding_window;
     return window > 0 ? std::max<int64_t>(0, position(row) - window + 1) : 0;
+  }
+  int64_t last_key(int64_t row) const {
+    return position(args_.is_causal ? row : piece_.sequence.num_tokens - 1);
   }
   // Element offset of (row, head) in q, its rest or out.
   int64_t offset(const TensorView& x, int64_t row, int64_t head) const {
@@ -183,7 +186,7 @@ class PieceRun {
     const int64_t value_stride = values == keys ? widths_.key : widths_.value;
     for (int64_t row = piece_.row_begin; row < piece_.row_end; ++row) {
       const int64_t begin = std::max(first, first_key(row));
-      const int64_t end = std::min(last, position(row) + 1);
+      const int64_t end = std::min(last, last_key(row) + 1);
       if (begin >= end) continue;
       const int64_t i = local(row, 0);
       kernels_.attend({scratch_.queries + i * widths_.key, keys + (begin - first) * widths_.key,

@@ -119,4 +119,46 @@ void CpuDenseOps::gated_activation(const TensorView& gate, const TensorView& up,
            [activation](float a, float b) { return activate(a, activation) * b; });
 }
 
+void CpuDenseOps::plain_activation(const TensorView& x, Activation activation,
+                                   MutableTensorView out, const Stream& stream) {
+  map_rows(x, x, out, 16, stream, [activation](float a, float) { return activate(a, activation); });
+}
+
+void CpuDenseOps::add_weighted_rows(const TensorView& table, const TensorView& rows,
+                                    const TensorView& weights, MutableTensorView y,
+                                    const Stream& stream) {
+  const int64_t width = row_width(y);
+  const int64_t parts = rows.dim(1);
+  CADRE_ASSERT(rows.dim(0) == num_rows(y) && weights.numel() == rows.numel() &&
+               row_width(table) == width);
+  const int32_t* row_of = rows.as<int32_t>();
+  const float* weight_of = weights.as<float>();
+  for_row_ranges(stream, num_rows(y), 2 * parts * width, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin * parts; i < end * parts; ++i) {
+      const float weight = weight_of[i];
+      std::byte* target = at(y.mutable_data(), y.dtype(), i / parts * width);
+      map_two(target, y.dtype(), at(table.data(), table.dtype(), row_of[i] * width), table.dtype(),
+              width, target, y.dtype(), [weight](float a, float b) { return a + weight * b; });
+    }
+  });
+}
+
+void CpuDenseOps::scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
+                               MutableTensorView y, const Stream& stream) {
+  const int64_t width = row_width(y);
+  const int32_t* row_of = rows.as<int32_t>();
+  CADRE_ASSERT(rows.dim(0) == num_rows(x) && row_width(x) == width);
+  for_row_ranges(stream, rows.dim(0), width, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (accumulate == Accumulate::kOverwrite) {
+        copy_row(x, i, y, row_of[i]);
+        continue;
+      }
+      std::byte* target = at(y.mutable_data(), y.dtype(), row_of[i] * width);
+      map_two(target, y.dtype(), at(x.data(), x.dtype(), i * width), x.dtype(), width, target,
+              y.dtype(), [](float a, float b) { return a + b; });
+    }
+  });
+}
+
 }  // namespace cadre::cpu

@@ -33,26 +33,54 @@ void rotate_head(const void* from, DType from_dtype, void* to, DType to_dtype, i
   }
 }
 
-void CpuDenseOps::rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
-                              float scale, MutableTensorView cos, MutableTensorView sin,
-                              const Stream& stream) {
+namespace {
+
+struct Angles {
+  const MutableTensorView& cos;  // [num_tokens, half] f32
+  const MutableTensorView& sin;
+};
+
+// Of position(t, i) * inverse_frequencies[i].
+template <typename Position>
+void fill_angles(const TensorView& inverse_frequencies, float scale, const Angles& out,
+                 const Stream& stream, const Position& position) {
   const int64_t half = inverse_frequencies.dim(0);
-  const int64_t count = positions.dim(0);
-  const int32_t* position_of = positions.as<int32_t>();
+  const int64_t count = out.cos.dim(0);
   const float* inverse = inverse_frequencies.as<float>();
-  CADRE_ASSERT(cos.numel() == count * half && sin.numel() == count * half);
-  float* cos_out = cos.as<float>();
-  float* sin_out = sin.as<float>();
+  CADRE_ASSERT(out.cos.numel() == count * half && out.sin.numel() == count * half);
+  float* cos = out.cos.as<float>();
+  float* sin = out.sin.as<float>();
   for_row_ranges(stream, count, 40 * half, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      const auto position = static_cast<float>(position_of[t]);
       for (int64_t i = 0; i < half; ++i) {
-        const float angle = position * inverse[i];
-        cos_out[t * half + i] = std::cos(angle) * scale;
-        sin_out[t * half + i] = std::sin(angle) * scale;
+        const float angle = static_cast<float>(position(t, i)) * inverse[i];
+        cos[t * half + i] = std::cos(angle) * scale;
+        sin[t * half + i] = std::sin(angle) * scale;
       }
     }
   });
+}
+
+}  // namespace
+
+void CpuDenseOps::rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
+                              float scale, MutableTensorView cos, MutableTensorView sin,
+                              const Stream& stream) {
+  const int32_t* position_of = positions.as<int32_t>();
+  fill_angles(inverse_frequencies, scale, {cos, sin}, stream,
+              [&](int64_t t, int64_t) { return position_of[t]; });
+}
+
+void CpuDenseOps::rope_angles_on_axes(const AxisPositions& where,
+                                      const TensorView& inverse_frequencies, float scale,
+                                      MutableTensorView cos, MutableTensorView sin,
+                                      const Stream& stream) {
+  const int64_t count = where.positions.dim(1);
+  const int32_t* position_of = where.positions.as<int32_t>();
+  const int32_t* axis_of = where.axes.as<int32_t>();
+  CADRE_ASSERT(count == cos.dim(0) && where.axes.dim(0) == inverse_frequencies.dim(0));
+  fill_angles(inverse_frequencies, scale, {cos, sin}, stream,
+              [&](int64_t t, int64_t i) { return position_of[axis_of[i] * count + t]; });
 }
 
 void CpuDenseOps::rope(MutableTensorView x, const TensorView& cos, const TensorView& sin,
