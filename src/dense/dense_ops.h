@@ -19,6 +19,8 @@
 #include "cadre/stream.h"
 #include "cadre/tensor.h"
 #include "cadre/workspace.h"
+#include "dense/compressed_ops.h"
+#include "dense/step_tokens.h"
 
 namespace cadre {
 
@@ -51,26 +53,6 @@ struct RouterOptions {
 
 /// Throws InvalidArgument when the groups do not divide E or hold fewer than k experts.
 void validate(const RouterOptions& options, int64_t num_experts, int64_t top_k);
-
-/// Where the new tokens of one sequence go: rows [first_row, first_row + num_tokens) of the
-/// activations, at positions [past, past + num_tokens) of cache slot `slot`.
-struct SequenceSpan {
-  int64_t slot = 0;
-  int64_t first_row = 0;
-  int64_t num_tokens = 0;
-  int64_t past = 0;
-};
-
-/// The new tokens of a step. The tensors say the same as the spans.
-struct StepTokens {
-  std::span<const SequenceSpan> sequences = {};  // cover all rows, in order
-  TensorView slots = {};                         // [num_tokens] i32
-  TensorView positions = {};                     // [num_tokens] i32
-  TensorView spans = {};  // [num_sequences, 4] i32: slot, first_row, num_tokens, past
-
-  int64_t num_tokens() const { return positions.dim(0); }
-  int64_t num_sequences() const { return static_cast<int64_t>(sequences.size()); }
-};
 
 struct AttentionShape {
   int64_t num_heads = 0;
@@ -228,7 +210,8 @@ class DenseOps {
   virtual void gather_rows(const TensorView& x, const TensorView& rows, MutableTensorView out,
                            const Stream& stream) = 0;
 
-  /// out = x / rms(x) * weight over the last dimension; in place (out == x) is fine.
+  /// out = x / rms(x) * weight over the last dimension; in place (out == x) is fine. Without a
+  /// weight (CPU): out = x / rms(x).
   virtual void rms_norm(const TensorView& x, const TensorView& weight, float eps,
                         MutableTensorView out, const Stream& stream) = 0;
 
@@ -337,6 +320,39 @@ class DenseOps {
   /// y[rows[i]] = x[i] or += x[i], with rows [n] i32 inside y, each once
   virtual void scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
                             MutableTensorView y, const Stream& stream);
+
+  // Of DeepSeek-V4, so far on the CPU alone: elsewhere they throw Unsupported.
+
+  /// Rotates neighbouring pairs (x[first + 2i], x[first + 2i + 1]), i < half, of every head in
+  /// place; `inverse`: by the negative angles. Shapes as of rope().
+  virtual void rope_pairs(MutableTensorView x, int64_t first, const TensorView& cos,
+                          const TensorView& sin, bool inverse, const Stream& stream);
+  /// route() with the experts of token t given: table[token_ids[t]], table [vocab_size, k] i32 or
+  /// i64, all in [0, E). Scores weigh, groups and bias have no part.
+  virtual void route_by_table(const TensorView& logits, const TensorView& token_ids,
+                              const TensorView& table, const RouterOptions& options,
+                              MutableTensorView top_k_index, MutableTensorView top_k_weights,
+                              Workspace& workspace, const Stream& stream);
+  /// gate = min(gate, limit) and up = clamp(up, -limit, limit); NaN stays.
+  virtual void clamp_gated(MutableTensorView gate, MutableTensorView up, float limit,
+                           const Stream& stream);
+  /// x [num_tokens, ...] into a ring [num_slots, 1, rows, elements of a row of x] of the same
+  /// dtype.
+  virtual void store_ring(const TensorView& x, const StepTokens& tokens, MutableTensorView ring,
+                          const Stream& stream);
+  /// Stores the entries that the new tokens close.
+  virtual void compress(const CompressArgs& args, Workspace& workspace, const Stream& stream);
+  virtual size_t compress_workspace_bytes(int64_t width, int num_threads) const;
+  virtual void pick_entries(const PickEntriesArgs& args, Workspace& workspace,
+                            const Stream& stream);
+  virtual size_t pick_entries_workspace_bytes(int64_t num_heads, int64_t width, int64_t k,
+                                              int num_threads) const;
+  virtual void shared_kv_attention(const SharedKvAttentionArgs& args, Workspace& workspace,
+                                   const Stream& stream);
+  virtual size_t shared_kv_attention_workspace_bytes(int64_t num_heads, int64_t head_dim,
+                                                     int num_threads) const;
+  virtual void hyper_collapse(const HyperCollapseArgs& args, const Stream& stream);
+  virtual void hyper_expand(const HyperExpandArgs& args, const Stream& stream);
 
   /// Draws the next tokens where the logits are. A GPU's op: on the CPU there is Sampler, and this
   /// throws std::logic_error. Greedy (temperature 0 and no penalty) gives what Sampler gives; a

@@ -9,6 +9,9 @@ namespace {
 
 #define CADRE_ATTEND_KERNELS(name, width, attribute)                                        \
   attribute void attend_##name(const AttendArgs& args) { attend_body<width>(args); }        \
+  attribute void score_##name(const AttendArgs& args, float* scores) {                      \
+    score_body<width>(args, scores);                                                        \
+  }                                                                                         \
   attribute void widen_##name(const void* source, DType dtype, int64_t count, float* out) { \
     if (dtype == DType::kBF16) {                                                            \
       widen_bfloat16(source, count, out);                                                   \
@@ -28,8 +31,9 @@ CADRE_ATTEND_KERNELS(avx512, 16,
 
 std::span<const AttendKernels> attend_kernels() {
 #if defined(__x86_64__)
-  static constexpr AttendKernels kAll[] = {
-      {attend_avx512, widen_avx512}, {attend_avx2, widen_avx2}, {attend_generic, widen_generic}};
+  static constexpr AttendKernels kAll[] = {{attend_avx512, score_avx512, widen_avx512},
+                                           {attend_avx2, score_avx2, widen_avx2},
+                                           {attend_generic, score_generic, widen_generic}};
   static const size_t fastest = [] {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
@@ -38,7 +42,7 @@ std::span<const AttendKernels> attend_kernels() {
   }();
   return std::span(kAll).subspan(fastest);
 #else
-  static constexpr AttendKernels kAll[] = {{attend_generic, widen_generic}};
+  static constexpr AttendKernels kAll[] = {{attend_generic, score_generic, widen_generic}};
   return kAll;
 #endif
 }

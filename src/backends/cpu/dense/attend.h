@@ -34,6 +34,9 @@ struct AttendArgs {
 
 struct AttendKernels {
   void (*attend)(const AttendArgs& args);
+  /// scores[q * kKeyBlock + i] = queries[q] . keys[i], nothing else of `args` is read. Places from
+  /// `count` to the next multiple of 16 may be overwritten.
+  void (*score)(const AttendArgs& args, float* scores);
   /// `count` elements, bfloat16 or float16, as floats.
   void (*widen)(const void* source, DType dtype, int64_t count, float* out);
 };

@@ -258,4 +258,21 @@ CADRE_INLINE void attend_body(const AttendArgs& args) {
   for (; query < args.num_queries; ++query) attend_queries<W, 1>(args, query);
 }
 
+template <int W>
+CADRE_INLINE void score_body(const AttendArgs& args, float* scores) {
+  int64_t query = 0;
+  for (; query + kQueryTile <= args.num_queries; query += kQueryTile) {
+    for (int64_t first = 0; first < args.count; first += W) {
+      score_group<W, kQueryTile>(args, args.queries + query * args.head_dim, first,
+                                 scores + query * kKeyBlock + first);
+    }
+  }
+  for (; query < args.num_queries; ++query) {
+    for (int64_t first = 0; first < args.count; first += W) {
+      score_group<W, 1>(args, args.queries + query * args.head_dim, first,
+                        scores + query * kKeyBlock + first);
+    }
+  }
+}
+
 }  // namespace cadre::cpu

@@ -59,6 +59,28 @@ class CpuDenseOps final : public DenseOps {
                          MutableTensorView y, const Stream& stream) override;
   void scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
                     MutableTensorView y, const Stream& stream) override;
+  void rope_pairs(MutableTensorView x, int64_t first, const TensorView& cos, const TensorView& sin,
+                  bool inverse, const Stream& stream) override;
+  void route_by_table(const TensorView& logits, const TensorView& token_ids,
+                      const TensorView& table, const RouterOptions& options,
+                      MutableTensorView top_k_index, MutableTensorView top_k_weights,
+                      Workspace& workspace, const Stream& stream) override;
+  void clamp_gated(MutableTensorView gate, MutableTensorView up, float limit,
+                   const Stream& stream) override;
+  void store_ring(const TensorView& x, const StepTokens& tokens, MutableTensorView ring,
+                  const Stream& stream) override;
+  void compress(const CompressArgs& args, Workspace& workspace, const Stream& stream) override;
+  size_t compress_workspace_bytes(int64_t width, int num_threads) const override;
+  void pick_entries(const PickEntriesArgs& args, Workspace& workspace,
+                    const Stream& stream) override;
+  size_t pick_entries_workspace_bytes(int64_t num_heads, int64_t width, int64_t k,
+                                      int num_threads) const override;
+  void shared_kv_attention(const SharedKvAttentionArgs& args, Workspace& workspace,
+                           const Stream& stream) override;
+  size_t shared_kv_attention_workspace_bytes(int64_t num_heads, int64_t head_dim,
+                                             int num_threads) const override;
+  void hyper_collapse(const HyperCollapseArgs& args, const Stream& stream) override;
+  void hyper_expand(const HyperExpandArgs& args, const Stream& stream) override;
 };
 
 DenseOps& dense_ops();

@@ -112,6 +112,12 @@ void CpuDenseOps::clamp(MutableTensorView x, float limit, const Stream& stream) 
            [limit](float a, float) { return a < -limit ? -limit : (a > limit ? limit : a); });
 }
 
+void CpuDenseOps::clamp_gated(MutableTensorView gate, MutableTensorView up, float limit,
+                              const Stream& stream) {
+  map_rows(gate, gate, gate, 1, stream, [limit](float a, float) { return a > limit ? limit : a; });
+  clamp(up, limit, stream);
+}
+
 void CpuDenseOps::gated_activation(const TensorView& gate, const TensorView& up,
                                    Activation activation, MutableTensorView out,
                                    const Stream& stream) {

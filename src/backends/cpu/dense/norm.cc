@@ -39,6 +39,10 @@ float square(float x) { return x * x; }
 
 }  // namespace
 
+float sum_of_squares(const void* row, DType dtype, int64_t width) {
+  return sum_of(row, dtype, width, square);
+}
+
 void norm_row(const void* x, DType x_dtype, const TensorView& weight, float eps, int64_t width,
               void* out, DType out_dtype) {
   std::array<float, kBlock> values;
@@ -48,7 +52,11 @@ void norm_row(const void* x, DType x_dtype, const TensorView& weight, float eps,
   for (int64_t begin = 0; begin < width; begin += kBlock) {
     const int64_t count = std::min(kBlock, width - begin);
     load_floats(at(x, x_dtype, begin), x_dtype, count, values.data());
-    load_floats(at(weight.data(), weight.dtype(), begin), weight.dtype(), count, weights.data());
+    if (weight) {
+      load_floats(at(weight.data(), weight.dtype(), begin), weight.dtype(), count, weights.data());
+    } else {
+      std::fill_n(weights.begin(), count, 1.0f);
+    }
     for (int64_t i = 0; i < count; ++i) {
       const auto k = static_cast<size_t>(i);
       values[k] = values[k] * factor * weights[k];
@@ -97,7 +105,7 @@ void layer_norm_row(const void* x, DType x_dtype, const LayerNormArgs& args, voi
 void CpuDenseOps::rms_norm(const TensorView& x, const TensorView& weight, float eps,
                            MutableTensorView out, const Stream& stream) {
   const int64_t width = row_width(x);
-  CADRE_ASSERT(weight.numel() == width && out.numel() == x.numel());
+  CADRE_ASSERT((!weight || weight.numel() == width) && out.numel() == x.numel());
   for_row_ranges(stream, num_rows(x), 4 * width, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       norm_row(at(x.data(), x.dtype(), row * width), x.dtype(), weight, eps, width,

@@ -8,7 +8,7 @@
 
 namespace cadre::cpu {
 void rotate_head(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t half,
-                 const float* cos, const float* sin, RopePairs pairs) {
+                 const float* cos, const float* sin, RopePairs pairs, float sign) {
   std::array<float, 2 * kBlock> all;  // `count` pairs through the stack
   for (int64_t begin = 0; begin < half; begin += kBlock) {
     const int64_t count = std::min(kBlock, half - begin);
@@ -24,7 +24,7 @@ void rotate_head(const void* from, DType from_dtype, void* to, DType to_dtype, i
       const float a = all[i * step];
       const float b = all[i * step + second];
       const float c = cos[begin + static_cast<int64_t>(i)];
-      const float s = sin[begin + static_cast<int64_t>(i)];
+      const float s = sign * sin[begin + static_cast<int64_t>(i)];
       all[i * step] = a * c - b * s;
       all[i * step + second] = b * c + a * s;
     }
@@ -97,6 +97,25 @@ void CpuDenseOps::rope(MutableTensorView x, const TensorView& cos, const TensorV
       const int64_t angles = row / heads * half;
       rotate_head(head, x.dtype(), head, x.dtype(), half, cos_data + angles, sin_data + angles,
                   RopePairs::kHalves);
+    }
+  });
+}
+
+void CpuDenseOps::rope_pairs(MutableTensorView x, int64_t first, const TensorView& cos,
+                             const TensorView& sin, bool inverse, const Stream& stream) {
+  const int64_t heads = x.dim(1);
+  const int64_t head_dim = x.dim(2);
+  const int64_t half = cos.dim(1);
+  CADRE_ASSERT(first >= 0 && first + 2 * half <= head_dim && cos.dim(0) == x.dim(0));
+  const float* cos_data = cos.as<float>();
+  const float* sin_data = sin.as<float>();
+  const float sign = inverse ? -1.0f : 1.0f;
+  for_row_ranges(stream, x.dim(0), 6 * heads * half, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin * heads; row < end * heads; ++row) {
+      const int64_t angles = row / heads * half;
+      std::byte* pairs = at(x.mutable_data(), x.dtype(), row * head_dim + first);
+      rotate_head(pairs, x.dtype(), pairs, x.dtype(), half, cos_data + angles, sin_data + angles,
+                  RopePairs::kNeighbours, sign);
     }
   });
 }

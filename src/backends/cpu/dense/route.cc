@@ -2,6 +2,7 @@
 // order (value descending, id ascending), so ids are distinct whatever the values are.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "backends/cpu/dense/cpu_dense_ops.h"
@@ -139,6 +140,19 @@ void route_row(const RouteArgs& args, const float* logits, float* scratch, int32
   weigh(args, scores, ids, weights);
 }
 
+// Tables lie in the checkpoint's file, at any address.
+int32_t table_entry(const TensorView& table, int64_t i) {
+  const std::byte* from = at(table.data(), table.dtype(), i);
+  if (table.dtype() == DType::kI32) {
+    int32_t id;
+    std::memcpy(&id, from, sizeof(id));
+    return id;
+  }
+  int64_t id;
+  std::memcpy(&id, from, sizeof(id));
+  return static_cast<int32_t>(id);
+}
+
 size_t scratch_bytes(int64_t num_experts) {
   return Workspace::padded(3 * static_cast<size_t>(num_experts) * sizeof(float));
 }
@@ -168,6 +182,33 @@ void CpuDenseOps::route(const TensorView& logits, const TensorView& correction_b
       route_row(args, rows + t * num_experts, mine, ids + t * top_k, weights + t * top_k);
     }
   });
+}
+
+void CpuDenseOps::route_by_table(const TensorView& logits, const TensorView& token_ids,
+                                 const TensorView& table, const RouterOptions& options,
+                                 MutableTensorView top_k_index, MutableTensorView top_k_weights,
+                                 Workspace& workspace, const Stream& stream) {
+  const int64_t num_experts = logits.dim(1);
+  const int64_t top_k = top_k_index.dim(1);
+  CADRE_ASSERT(table.dim(1) == top_k && options.score != RouterScore::kTopKThenSoftmax);
+  const RouteArgs args{num_experts, top_k, nullptr, options};
+  const Workspace::Scope scope(workspace);
+  const size_t stride = scratch_bytes(num_experts);
+  auto* scratch = static_cast<std::byte*>(
+      workspace.allocate(stride * static_cast<size_t>(stream.threads->num_threads())));
+  const float* rows = logits.as<float>();
+  const int32_t* tokens = token_ids.as<int32_t>();
+  for_row_ranges(
+      stream, logits.dim(0), 20 * num_experts, [&](int64_t begin, int64_t end, int thread) {
+        auto* scores = reinterpret_cast<float*>(scratch + stride * static_cast<size_t>(thread));
+        for (int64_t t = begin; t < end; ++t) {
+          int32_t* ids = top_k_index.as<int32_t>() + t * top_k;
+          for (int64_t j = 0; j < top_k; ++j) ids[j] = table_entry(table, tokens[t] * top_k + j);
+          std::copy_n(rows + t * num_experts, num_experts, scores);
+          score_row(scores, num_experts, options.score);
+          weigh(args, scores, ids, top_k_weights.as<float>() + t * top_k);
+        }
+      });
 }
 
 size_t CpuDenseOps::route_workspace_bytes(int64_t num_experts, int num_threads) const {

@@ -36,7 +36,11 @@ inline int64_t num_rows(const TensorView& x) {
   return width == 0 ? 0 : x.numel() / width;
 }
 
-/// out[i] = x[i] / rms(x) * weight[i]; `out` may be `x` where the dtypes are equal.
+/// The sum of squares in an order that depends on the width alone.
+float sum_of_squares(const void* row, DType dtype, int64_t width);
+
+/// out[i] = x[i] / rms(x) * weight[i]; `out` may be `x` where the dtypes are equal;
+/// an absent weight counts as ones.
 void norm_row(const void* x, DType x_dtype, const TensorView& weight, float eps, int64_t width,
               void* out, DType out_dtype);
 
@@ -44,8 +48,9 @@ void norm_row(const void* x, DType x_dtype, const TensorView& weight, float eps,
 enum class RopePairs : uint8_t { kHalves, kNeighbours };
 
 /// Rotates the first 2 * half elements of a head; `to` may be `from` where the dtypes are equal.
+/// With sign -1 the other way.
 void rotate_head(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t half,
-                 const float* cos, const float* sin, RopePairs pairs);
+                 const float* cos, const float* sin, RopePairs pairs, float sign = 1.0f);
 
 /// Calls fn(begin, end, thread) for ranges of [0, rows) on the stream's threads; on the calling
 /// thread alone when `rows * row_cost` (in floating-point operations) is not worth waking others.
