@@ -98,7 +98,8 @@ struct MemoryReport {
   size_t kv_cache_bytes = 0;  // of all living caches
 };
 
-/// Keys and values of a batch of sequences, sized at creation; never grows.
+/// Keys and values (or what a model has in their place) of a batch of sequences, sized at creation;
+/// never grows.
 class KvCache {
  public:
   virtual ~KvCache() = default;
@@ -106,7 +107,9 @@ class KvCache {
   virtual int64_t max_tokens() const = 0;              // per sequence
   virtual int64_t length(int64_t sequence) const = 0;  // tokens stored so far
   virtual size_t bytes() const = 0;
-  /// Forgets the tokens of `sequence` from `length` on.
+  /// Forgets the tokens of `sequence` from `length` on. Models that keep only the latest tokens of
+  /// some layers (DeepSeek-V4) can always cut to 0 and by one token, and further as long as what
+  /// the next token needs is there; else Unsupported, and nothing changes.
   virtual void truncate(int64_t sequence, int64_t length) = 0;
 };
 

@@ -65,6 +65,17 @@ void copy_tensor(const TensorView& from, const MutableTensorView& to, const Stre
   }
 }
 
+void clear_tensor(const MutableTensorView& tensor, const Stream& stream) {
+  CADRE_ASSERT(tensor.is_contiguous());
+  const size_t bytes = tensor.nbytes();
+  if (bytes == 0) return;
+  if (stream.device.type == DeviceType::kCpu) {
+    std::memset(tensor.mutable_data(), 0, bytes);
+  } else {
+    device_runtime(stream.device).fill(tensor.mutable_data(), 0, bytes, stream);
+  }
+}
+
 Tensor to_device_of(const Stream& stream, const TensorView& host) {
   Tensor copy(host.dtype(), host.shape(), stream.device);
   copy_tensor(host, copy, stream);

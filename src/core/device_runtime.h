@@ -151,6 +151,9 @@ class OwnedStream {
 /// stream; shapes and dtypes are equal, both contiguous. On the CPU a plain copy.
 void copy_tensor(const TensorView& from, const MutableTensorView& to, const Stream& stream);
 
+/// All bytes of a contiguous tensor become zero, in the order of the stream.
+void clear_tensor(const MutableTensorView& tensor, const Stream& stream);
+
 /// A copy of a contiguous tensor on the other side: on the stream's device, or on the host. In the
 /// order of the stream; the tensor it is made of must stay until then.
 Tensor to_device_of(const Stream& stream, const TensorView& host);

@@ -321,7 +321,9 @@ class DenseOps {
   virtual void scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
                             MutableTensorView y, const Stream& stream);
 
-  // Of DeepSeek-V4, so far on the CPU alone: elsewhere they throw Unsupported.
+  // What DeepSeek-V4 needs besides. On a device where has_compressed_ops() is false, calling one
+  // of these is a bug.
+  virtual bool has_compressed_ops() const { return false; }
 
   /// Rotates neighbouring pairs (x[first + 2i], x[first + 2i + 1]), i < half, of every head in
   /// place; `inverse`: by the negative angles. Shapes as of rope().

@@ -23,7 +23,7 @@ std::vector<CacheLayout> Decoder::cache_layouts() const {
 size_t Decoder::workspace_bytes(int64_t max_tokens, int num_threads) const {
   const WorkspaceQuery query{ops_, max_tokens, config_.compute_dtype, num_threads};
   const int64_t hidden = config_.hidden_size;
-  size_t block = query.tensor(DType::kF32, hidden) + query.linear(hidden);  // the head's
+  size_t block = query.linear(hidden);  // the head's
   for (const DecoderLayer& layer : weights_.layers) {
     block = std::max(block, layer.attention->workspace_bytes(query));
     if (const auto* mlp = std::get_if<Mlp>(&layer.feed_forward)) {
@@ -36,8 +36,11 @@ size_t Decoder::workspace_bytes(int64_t max_tokens, int num_threads) const {
   for (const RopeConfig& rope : config_.ropes) {
     angles += 2 * query.tensor(DType::kF32, rope.rotary_dim / 2);
   }
+  const size_t residual = config_.hyper
+                              ? HyperResidual::workspace_bytes(query, *config_.hyper, hidden)
+                              : PlainResidual::workspace_bytes(query, hidden);
   return query.tensor(DType::kF32, hidden) + 2 * query.tensor(config_.compute_dtype, hidden) +
-         angles + block;
+         angles + residual + block;
 }
 
 void Decoder::reserve(int64_t max_tokens, const Stream& stream) {
@@ -63,98 +66,95 @@ void Decoder::set_inputs(const DecoderStep& step, const Stream& stream) {
 void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& workspace,
                       const Stream& stream, MoeObserver* observer) {
   if (!step.has_inputs) plan_.upload(stream);
-  const StepTokens& tokens = plan_.tokens();
-  const int64_t num_tokens = tokens.num_tokens();
   const Workspace::Scope scope(workspace);
-  const ForwardContext context{ops_,   workspace, stream, config_.compute_dtype,
-                               tokens, angles_,   cache,  observer};
-  const MutableTensorView residual = context.take(DType::kF32, {num_tokens, config_.hidden_size});
-  turn(tokens, context);
-  ops_.embedding(plan_.token_ids(), weights_.embedding, residual, stream);
-  add_images(step.images, 0, residual, stream);
-  const MutableTensorView routed = context.take(config_.compute_dtype, residual.shape());
-  const TensorView pending = run_layers(step.images, residual, routed, context);
-  write_logits(step, residual, pending, context);
+  const ForwardContext context{ops_,    workspace, stream,   config_.compute_dtype, plan_.tokens(),
+                               angles_, cache,     observer, plan_.token_ids()};
+  const MutableTensorView embedding =
+      context.take(DType::kF32, {plan_.tokens().num_tokens(), config_.hidden_size});
+  turn(context);
+  ops_.embedding(plan_.token_ids(), weights_.embedding, embedding, stream);
+  if (step.images != nullptr) add_images(*step.images, 0, embedding, stream);
+  const auto run = [&](Residual&& residual) {
+    run_layers(step.images, residual, context);
+    write_logits(step, residual, context);
+  };
+  if (config_.hyper) {
+    run(HyperResidual(context, *config_.hyper, weights_.head_connection, embedding));
+  } else {
+    run(PlainResidual(context, embedding));
+  }
 }
 
 // Cosines and sines of the step's positions.
-void Decoder::turn(const StepTokens& tokens, const ForwardContext& context) {
+void Decoder::turn(const ForwardContext& context) {
   for (size_t i = 0; i < ropes_.size(); ++i) {
     const auto& [frequencies, inverse, axes] = ropes_[i];
-    const Dims shape{tokens.num_tokens(), inverse->dim(0)};
-    angles_[i] = {context.take(DType::kF32, shape), context.take(DType::kF32, shape)};
+    const Dims shape{context.tokens.num_tokens(), inverse->dim(0)};
+    angles_[i] = {context.take(DType::kF32, shape), context.take(DType::kF32, shape),
+                  inverse.view(), frequencies.scale};
     if (axes && plan_.rope_positions()) {
       ops_.rope_angles_on_axes({plan_.rope_positions(), axes.view()}, inverse.view(),
                                frequencies.scale, angles_[i].cos, angles_[i].sin, context.stream);
     } else {
-      ops_.rope_angles(tokens.positions, inverse.view(), frequencies.scale, angles_[i].cos,
+      ops_.rope_angles(context.tokens.positions, inverse.view(), frequencies.scale, angles_[i].cos,
                        angles_[i].sin, context.stream);
     }
   }
 }
 
-void Decoder::add_images(const StepImages* images, size_t feature, MutableTensorView residual,
+void Decoder::add_images(const StepImages& images, size_t feature, MutableTensorView residual,
                          const Stream& stream) const {
-  if (images == nullptr || feature >= images->features.size()) return;
+  if (feature >= images.features.size()) return;
   const Accumulate how = feature == 0 ? Accumulate::kOverwrite : Accumulate::kAdd;
-  ops_.scatter_rows(images->features[feature], images->rows, how, residual, stream);
+  ops_.scatter_rows(images.features[feature], images.rows, how, residual, stream);
 }
 
-TensorView Decoder::run_layers(const StepImages* images, MutableTensorView residual,
-                               MutableTensorView routed, const ForwardContext& context) const {
-  const Workspace::Scope scope(context.workspace);
-  const MutableTensorView x = context.take(config_.compute_dtype, residual.shape());
-  TensorView pending;  // of the layer before; joins the residual where that is read next
+void Decoder::run_layers(const StepImages* images, Residual& residual,
+                         const ForwardContext& context) const {
+  const Dims shape{context.tokens.num_tokens(), config_.hidden_size};
+  const MutableTensorView routed = context.take(config_.compute_dtype, shape);
+  const MutableTensorView x = context.take(config_.compute_dtype, shape);
   for (int64_t l = 0; l < num_layers(); ++l) {
     const DecoderLayer& layer = weights_.layers[static_cast<size_t>(l)];
-    if (pending) {
-      ops_.add_rms_norm(residual, pending, layer.input_norm, config_.norm_eps, x, context.stream);
-    } else {
-      ops_.rms_norm(residual, layer.input_norm, config_.norm_eps, x, context.stream);
+    residual.open(layer.attention_connection);
+    residual.normalize({layer.input_norm, config_.norm_eps}, x);
+    layer.attention->forward(x, residual.sum(), l, context);
+    residual.close();
+    residual.open(layer.feed_forward_connection);
+    feed_forward(layer, l, x, routed, residual, context);
+    residual.close();
+    const auto feature = static_cast<size_t>(l) + 1;
+    if (images != nullptr && feature < images->features.size()) {
+      add_images(*images, feature, residual.sum(), context.stream);
     }
-    layer.attention->forward(x, residual, l, context);
-    const Norm norm{layer.post_attention_norm, config_.norm_eps};
-    pending = {};
-    if (const auto* moe = std::get_if<MoeBlock>(&layer.feed_forward)) {
-      moe->run_experts(norm, residual, x, routed, l, context);
-      pending = routed;
-      if (moe->has_shared_expert()) {
-        ops_.add(residual, pending, context.stream);
-        moe->add_shared(x, residual, context);
-        pending = {};
-      }
-    } else {
-      const Workspace::Scope inner(context.workspace);
-      const MutableTensorView out = context.take(DType::kF32, residual.shape());
-      ops_.rms_norm(residual, norm.weight, norm.eps, x, context.stream);
-      std::get<Mlp>(layer.feed_forward).forward(x, out, context);
-      ops_.add(residual, out, context.stream);
-    }
-    add_images(images, static_cast<size_t>(l) + 1, residual, context.stream);
   }
-  return pending;
 }
 
-void Decoder::norm_wanted(MutableTensorView residual, const TensorView& pending,
-                          MutableTensorView x, const ForwardContext& context) const {
-  const float eps = config_.norm_eps;
-  if (pending && x.dim(0) == residual.dim(0)) {  // every row, in order
-    return ops_.add_rms_norm(residual, pending, weights_.norm, eps, x, context.stream);
+// Routed experts alone are left to be added where the residual is read next.
+void Decoder::feed_forward(const DecoderLayer& layer, int64_t index, MutableTensorView x,
+                           MutableTensorView routed, Residual& residual,
+                           const ForwardContext& context) const {
+  const Norm norm{layer.post_attention_norm, config_.norm_eps};
+  if (const auto* moe = std::get_if<MoeBlock>(&layer.feed_forward)) {
+    moe->run_experts(norm, residual.input(), x, routed, index, context);
+    residual.add(routed);
+    if (moe->has_shared_expert()) moe->add_shared(x, residual.sum(), context);
+    return;
   }
-  if (pending) ops_.add(residual, pending, context.stream);
   const Workspace::Scope scope(context.workspace);
-  const MutableTensorView picked = context.take(DType::kF32, x.shape());
-  ops_.gather_rows(residual, plan_.wanted_rows(), picked, context.stream);
-  ops_.rms_norm(picked, weights_.norm, eps, x, context.stream);
+  const MutableTensorView out = context.take(DType::kF32, x.shape());
+  residual.normalize(norm, x);
+  std::get<Mlp>(layer.feed_forward).forward(x, out, context);
+  ops_.add(residual.sum(), out, context.stream);
 }
 
-void Decoder::write_logits(const DecoderStep& step, MutableTensorView residual,
-                           const TensorView& pending, const ForwardContext& context) const {
+void Decoder::write_logits(const DecoderStep& step, Residual& residual,
+                           const ForwardContext& context) const {
   const auto count = static_cast<int64_t>(step.wanted.size());
   if (count == 0) return;
   const Workspace::Scope scope(context.workspace);
   const MutableTensorView x = context.take(config_.compute_dtype, {count, config_.hidden_size});
-  norm_wanted(residual, pending, x, context);
+  residual.normalize_rows(plan_.wanted_rows(), {weights_.norm, config_.norm_eps}, x);
   // One product for each run of neighbouring target rows.
   for (int64_t begin = 0; begin < count;) {
     const int64_t target = step.wanted[static_cast<size_t>(begin)].target;

@@ -1,5 +1,4 @@
-// A decoder-only transformer: embedding, layers of attention and MLP or MoE, norm, output head. The
-// residual stream is float32 whatever the compute dtype.
+// A decoder-only transformer: embedding, layers of attention and MLP or MoE, norm, output head.
 #pragma once
 
 #include <memory>
@@ -10,6 +9,7 @@
 
 #include "layers/attention_block.h"
 #include "layers/moe_block.h"
+#include "layers/residual.h"
 #include "layers/rope.h"
 #include "layers/step_plan.h"
 
@@ -20,13 +20,16 @@ struct DecoderLayer {
   std::unique_ptr<AttentionBlock> attention;
   TensorView post_attention_norm;
   std::variant<Mlp, MoeBlock> feed_forward;
+  HyperConnection attention_connection = {};
+  HyperConnection feed_forward_connection = {};
 };
 
 struct DecoderWeights {
   TensorView embedding;  // [vocab_size, hidden_size]
   std::vector<DecoderLayer> layers;
   TensorView norm;
-  LinearWeights head;          // [vocab_size, hidden_size]
+  LinearWeights head;  // [vocab_size, hidden_size]
+  HyperConnection head_connection = {};
   std::vector<Tensor> copies;  // what views above point to, where the files hold another dtype
 };
 
@@ -35,7 +38,8 @@ struct DecoderConfig {
   int64_t hidden_size = 0;
   float norm_eps = 1e-6f;
   DType compute_dtype = DType::kF32;
-  std::vector<RopeConfig> ropes = {};  // an attention names the one it takes
+  std::vector<RopeConfig> ropes = {};     // an attention names the one it takes
+  std::optional<HyperConfig> hyper = {};  // plain residuals without
 };
 
 /// Tokens of a step that are parts of images.
@@ -81,19 +85,18 @@ class Decoder {
                MoeObserver* observer);
 
  private:
-  void turn(const StepTokens& tokens, const ForwardContext& context);
+  void turn(const ForwardContext& context);
   // The rows of images get their features: the first in place of the embedding, the others after
   // the layers before.
-  void add_images(const StepImages* images, size_t feature, MutableTensorView residual,
+  void add_images(const StepImages& images, size_t feature, MutableTensorView residual,
                   const Stream& stream) const;
-  // Returns what is still to be added to the residual, in `routed`; absent when nothing is.
-  TensorView run_layers(const StepImages* images, MutableTensorView residual,
-                        MutableTensorView routed, const ForwardContext& context) const;
-  void write_logits(const DecoderStep& step, MutableTensorView residual, const TensorView& pending,
+  void run_layers(const StepImages* images, Residual& residual,
+                  const ForwardContext& context) const;
+  void feed_forward(const DecoderLayer& layer, int64_t index, MutableTensorView x,
+                    MutableTensorView routed, Residual& residual,
                     const ForwardContext& context) const;
-  // x = norm of the wanted rows.
-  void norm_wanted(MutableTensorView residual, const TensorView& pending, MutableTensorView x,
-                   const ForwardContext& context) const;
+  void write_logits(const DecoderStep& step, Residual& residual,
+                    const ForwardContext& context) const;
 
   DecoderConfig config_;
   DecoderWeights weights_;

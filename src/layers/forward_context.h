@@ -40,6 +40,8 @@ class MoeObserver {
 struct RopeAngles {
   MutableTensorView cos;  // [num_tokens, rotary_dim / 2] f32
   MutableTensorView sin;
+  TensorView inverse_frequencies = {};  // [rotary_dim / 2] f32, for other positions
+  float scale = 1;                      // of cos and sin
 };
 
 struct ForwardContext {
@@ -50,7 +52,8 @@ struct ForwardContext {
   StepTokens tokens;
   std::span<const RopeAngles> ropes;  // as in DecoderConfig
   KvStore& cache;
-  MoeObserver* observer;  // may be null
+  MoeObserver* observer;      // may be null
+  TensorView token_ids = {};  // [num_tokens] i32
 
   /// Scratch of the device; give it back with a Workspace::Scope.
   MutableTensorView take(DType dtype, const Dims& shape) const {

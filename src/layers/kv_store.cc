@@ -34,7 +34,9 @@ std::optional<size_t> kv_bytes(const KvShape& shape) {
 }
 
 KvStore::KvStore(const KvShape& shape, Device device)
-    : shape_(shape), lengths_(static_cast<size_t>(shape.num_sequences), 0) {
+    : shape_(shape),
+      lengths_(static_cast<size_t>(shape.num_sequences), 0),
+      written_(lengths_.size(), 0) {
   const std::optional<size_t> bytes = kv_bytes(shape);
   CADRE_ASSERT(bytes.has_value());
   memory_ = Tensor(DType::kU8, {static_cast<int64_t>(*bytes)}, device);
@@ -48,6 +50,15 @@ KvStore::KvStore(const KvShape& shape, Device device)
       next += *tensor_bytes(tensor, shape);
     }
   }
+}
+
+bool KvStore::can_resume(int64_t sequence, int64_t length) const {
+  for (const CacheLayout& layer : shape_.layers) {
+    for (const CacheTensor& tensor : layer) {
+      if (!tensor.can_resume(length, written(sequence))) return false;
+    }
+  }
+  return true;
 }
 
 size_t KvStore::bytes() const { return memory_.view().nbytes(); }

@@ -2,6 +2,7 @@
 // asks for (keys and values, a compressed latent ...), of a fixed size.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,9 +18,18 @@ struct CacheTensor {
   int64_t num_heads = 1;
   int64_t width = 0;
   int64_t tokens_per_row = 1;  // max_tokens / this rows, rounded up
-  int64_t fixed_rows = 0;      // when not 0: so many rows, however long the sequences are
+  int64_t fixed_rows = 0;      // when not 0: a ring of so many rows, position p at p % fixed_rows
+  // Of a ring: a token at position p needs rows from p / block * block - before on.
+  int64_t block = 1;
+  int64_t before = 0;
   DType dtype = DType::kF32;
 
+  /// Whether a sequence that was written up to position `written` can go on from `length`.
+  bool can_resume(int64_t length, int64_t written) const {
+    if (fixed_rows == 0 || length == 0) return true;
+    const int64_t first = std::max<int64_t>(0, length / block * block - before);
+    return first >= length || first >= written - fixed_rows;
+  }
   int64_t rows(int64_t max_tokens) const {
     if (fixed_rows != 0) return fixed_rows;
     return max_tokens / tokens_per_row + (max_tokens % tokens_per_row != 0 ? 1 : 0);
@@ -60,6 +70,19 @@ class KvStore {
   std::span<const int64_t> lengths() const { return lengths_; }  // [num_sequences]
   void set_length(int64_t sequence, int64_t length) {
     lengths_[static_cast<size_t>(sequence)] = length;
+    int64_t& written = written_[static_cast<size_t>(sequence)];
+    written = length == 0 ? 0 : std::max(written, length);
+  }
+
+  /// One past the last position that was written since the sequence was empty. More than length()
+  /// after the sequence was cut or a forward failed half-way: what rings keep goes by this.
+  int64_t written(int64_t sequence) const { return written_[static_cast<size_t>(sequence)]; }
+  /// Whether all that the next token after `length` tokens needs is there.
+  bool can_resume(int64_t sequence, int64_t length) const;
+  /// Positions [begin, end) are about to be written.
+  void note_written(int64_t sequence, int64_t begin, int64_t end) {
+    int64_t& written = written_[static_cast<size_t>(sequence)];
+    written = begin == 0 ? end : std::max(written, end);
   }
 
  private:
@@ -67,6 +90,7 @@ class KvStore {
   Tensor memory_;                                        // bytes
   std::vector<std::vector<MutableTensorView>> tensors_;  // [num_layers]
   std::vector<int64_t> lengths_;                         // [num_sequences] tokens stored
+  std::vector<int64_t> written_;                         // [num_sequences]
 };
 
 }  // namespace cadre

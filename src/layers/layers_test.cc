@@ -88,6 +88,43 @@ TEST(KvStore, ALayerMayKeepRowsOfSeveralTokensOrSoManyRows) {
   EXPECT_EQ(store.tensor(1, 1).shape(), (Dims{2, 1, 3, 8}));
 }
 
+TEST(KvStore, ARingServesALengthWhenWhatItNeedsIsStillThere) {
+  const CacheTensor window{.width = 1, .fixed_rows = 8, .before = 7};
+  EXPECT_TRUE(window.can_resume(100, 100));
+  EXPECT_TRUE(window.can_resume(99, 100));   // needs 92 to 98 of 92 to 99
+  EXPECT_FALSE(window.can_resume(98, 100));  // needs 91
+  EXPECT_TRUE(window.can_resume(0, 100));
+  EXPECT_TRUE(window.can_resume(3, 8));
+  EXPECT_FALSE(window.can_resume(3, 9));
+  const CacheTensor block{.width = 1, .fixed_rows = 4, .block = 4};  // the rows of an open entry
+  EXPECT_TRUE(block.can_resume(10, 12));                             // needs 8 and 9 of 8 to 11
+  EXPECT_FALSE(block.can_resume(10, 13));                            // 8 was replaced
+  EXPECT_TRUE(block.can_resume(8, 100));                             // needs none
+  const CacheTensor overlapping{.width = 1, .fixed_rows = 8, .block = 4, .before = 4};
+  EXPECT_TRUE(overlapping.can_resume(11, 12));
+  EXPECT_FALSE(overlapping.can_resume(7, 12));  // needs 0
+  EXPECT_TRUE(overlapping.can_resume(8, 12));   // needs 4 to 7
+  const CacheTensor all{.width = 1};
+  EXPECT_TRUE(all.can_resume(1, 1000));
+}
+
+TEST(KvStore, RemembersHowFarASequenceWasWritten) {
+  KvStore store({2, 20, {{{.width = 1, .fixed_rows = 4, .before = 3}}}}, {});
+  store.note_written(1, 5, 10);
+  EXPECT_FALSE(store.can_resume(1, 6));
+  store.set_length(1, 10);
+  store.set_length(1, 9);
+  EXPECT_EQ(store.written(1), 10);
+  EXPECT_TRUE(store.can_resume(1, 9));
+  EXPECT_FALSE(store.can_resume(1, 8));
+  store.set_length(1, 0);
+  EXPECT_EQ(store.written(1), 0);
+  store.note_written(0, 0, 17);  // and failed
+  EXPECT_TRUE(store.can_resume(0, 0));
+  store.note_written(0, 0, 3);
+  EXPECT_EQ(store.written(0), 3);
+}
+
 TEST(KvStore, LayersDoNotOverlapAndLengthsStartAtZero) {
   const CacheTensor heads{.width = 4};
   KvStore store({2, 3, {{heads, heads}, {heads, heads}}}, {});

@@ -19,6 +19,7 @@ void Mlp::forward(const TensorView& x, MutableTensorView out, const ForwardConte
   const LinearWeights* const weights[] = {&weights_.gate, &weights_.up};
   const MutableTensorView outs[] = {gate, up};
   context.ops.linear_group(x, weights, outs, context.workspace, context.stream);
+  if (limit_) context.ops.clamp_gated(gate, up, *limit_, context.stream);
   context.ops.gated_activation(gate, up, activation_, hidden, context.stream);
   context.ops.linear(hidden, weights_.down, out, context.workspace, context.stream);
 }

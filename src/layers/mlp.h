@@ -2,6 +2,8 @@
 // activation, as inside experts.
 #pragma once
 
+#include <optional>
+
 #include "cadre/activation.h"
 #include "layers/forward_context.h"
 
@@ -15,12 +17,14 @@ struct MlpWeights {
 
 class Mlp {
  public:
+  /// `limit`: of gate and up before the activation, as ExpertsConfig::swiglu_limit.
   Mlp(int64_t hidden_size, int64_t intermediate_size, Activation activation,
-      const MlpWeights& weights)
+      const MlpWeights& weights, std::optional<float> limit = {})
       : hidden_size_(hidden_size),
         intermediate_size_(intermediate_size),
         activation_(activation),
-        weights_(weights) {}
+        weights_(weights),
+        limit_(limit) {}
 
   size_t workspace_bytes(const WorkspaceQuery& query) const;
   /// out [num_tokens, hidden_size] f32
@@ -31,6 +35,7 @@ class Mlp {
   int64_t intermediate_size_;
   Activation activation_;
   MlpWeights weights_;
+  std::optional<float> limit_;
 };
 
 }  // namespace cadre

@@ -7,9 +7,10 @@ namespace cadre {
 
 class Router {
  public:
-  /// `gate` [num_experts, hidden_size]; `correction_bias` [num_experts] f32 or absent.
+  /// `gate` [num_experts, hidden_size]; `correction_bias` [num_experts] f32 or absent. With a
+  /// `table` [vocab_size, top_k] a token's id names its experts, and logits only weigh.
   Router(int64_t top_k, const LinearWeights& gate, const TensorView& correction_bias,
-         const RouterOptions& options);
+         const RouterOptions& options, const TensorView& table = {});
 
   int64_t top_k() const { return top_k_; }
   size_t workspace_bytes(const WorkspaceQuery& query) const;
@@ -24,6 +25,7 @@ class Router {
   LinearWeights gate_;
   TensorView correction_bias_;
   RouterOptions options_;
+  TensorView table_;
 };
 
 }  // namespace cadre

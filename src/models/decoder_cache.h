@@ -37,6 +37,12 @@ class DecoderCache final : public KvCache {
       throw InvalidArgument(str_cat("KvCache::truncate: sequence ", sequence, " has ",
                                     store_.length(sequence), " tokens, cannot cut it to ", length));
     }
+    if (!store_.can_resume(sequence, length)) {
+      throw Unsupported(str_cat(
+          "KvCache::truncate: sequence ", sequence, " has ", store_.length(sequence),
+          " tokens, and some layers keep no more of it than the latest: it cannot be cut to ",
+          length, "; cut it to 0 and run its tokens again"));
+    }
     store_.set_length(sequence, length);
     shifts_[static_cast<size_t>(sequence)].truncate(length);
   }

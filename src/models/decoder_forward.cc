@@ -42,6 +42,11 @@ DecoderCache& DecoderModel::check_input(const ForwardInput& input, KvCache& cach
                                     room, " of ", mine->max_tokens(),
                                     "; make a larger cache or truncate this one"));
     }
+    if (count > 0 && !mine->store().can_resume(s, mine->store().length(s))) {
+      throw InvalidArgument(str_cat("forward: sequence ", s, ": a forward that failed half-way ",
+                                    "has replaced what some layers kept; truncate it to 0 and run ",
+                                    "its tokens again"));
+    }
     total += count;
   }
   if (total != static_cast<int64_t>(input.token_ids.size())) {
@@ -168,6 +173,9 @@ void DecoderModel::run_steps(const ForwardInput& input, DecoderCache& cache, con
     if (outcome.request != nullptr) outputs_.set_uniform(outcome.request->uniform, stream_);
     DecoderStep step{ids, spans_, wanted_, is_direct ? outcome.logits : outputs_.logits()};
     if (images_) images_->give(begin, end, step);
+    for (const SequenceSpan& s : spans_) {
+      store.note_written(s.slot, s.past, s.past + s.num_tokens);
+    }
     run_step(step, store, outcome.request, observer);
     const bool brings_tokens = outcome.request != nullptr && can_replay(step, observer);
     if (brings_tokens && begin == 0 && end == total) {
@@ -181,7 +189,7 @@ void DecoderModel::run_steps(const ForwardInput& input, DecoderCache& cache, con
     }
     begin = end;
   }
-  // Only now, so that a forward that throws leaves the cache as it was.
+  // Only now: a forward that throws leaves the lengths as they were.
   for (int64_t s = 0; s < store.shape().num_sequences; ++s) {
     store.set_length(s, store.length(s) + input.num_tokens[static_cast<size_t>(s)]);
   }

@@ -18,8 +18,11 @@ constexpr size_t kNameCapacity = 64;  // switching assigns names in place
 
 bool on_cpu(const ModelInfo& info) { return info.device.type == DeviceType::kCpu; }
 
-DecoderConfig decoder_config(const TextConfig& text, DType compute_dtype) {
-  return {text.vocab_size, text.hidden_size, text.norm_eps, compute_dtype, {text.rope}};
+DecoderConfig decoder_config(const BuiltModel& model, DType compute_dtype) {
+  const TextConfig& text = model.text;
+  const std::vector<RopeConfig> ropes =
+      model.ropes.empty() ? std::vector<RopeConfig>{text.rope} : model.ropes;
+  return {text.vocab_size, text.hidden_size, text.norm_eps, compute_dtype, ropes, model.hyper};
 }
 
 }  // namespace
@@ -30,7 +33,7 @@ DecoderModel::DecoderModel(ModelInfo info, BuiltModel model, size_t weights_byte
       owner_(std::move(owner)),
       weights_bytes_(weights_bytes),
       groups_(std::move(model.groups)),
-      decoder_(decoder_config(model.text, info_.compute_dtype), std::move(model.weights),
+      decoder_(decoder_config(model, info_.compute_dtype), std::move(model.weights),
                dense_ops(info_.device.type)),
       threads_(num_threads),
       owned_stream_(info_.device, threads_),

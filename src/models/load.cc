@@ -124,6 +124,13 @@ void refuse_vision_without_ops(const ModelInfo& info) {
               "vision towers are not built for ", info.device, " yet; use --device cpu"));
 }
 
+void refuse_compressed_without_ops(const ModelInfo& info, const BuiltModel& model) {
+  if (!model.needs_compressed_ops || dense_ops(info.device.type).has_compressed_ops()) return;
+  throw Unsupported(str_cat(info.path, ": ", info.model_type,
+                            ": compressed attention and hyper-connections are not built for ",
+                            info.device, " yet; use --device cpu"));
+}
+
 }  // namespace
 
 void Model::forward_and_sample(const ForwardInput& /*input*/, KvCache& /*cache*/,
@@ -137,6 +144,7 @@ std::unique_ptr<Model> Model::from_pretrained(const std::string& path, const Loa
   Opened opened(path, options);
   opened.weights.check_complete();
   refuse_vision_without_ops(opened.info);
+  refuse_compressed_without_ops(opened.info, opened.model);
   std::unique_ptr<DecoderModel> model;
   if (options.device.type == DeviceType::kCpu) {
     model = std::make_unique<DecoderModel>(std::move(opened.info), std::move(opened.model),

@@ -19,6 +19,13 @@ std::shared_ptr<const ExpertsWeights> no_experts(DType dtype) {
 }
 
 template <typename T>
+int64_t integer_at(const char* bytes, int64_t i) {
+  T value;
+  std::memcpy(&value, bytes + static_cast<size_t>(i) * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <typename T>
 void widen(const TensorView& tensor, float* out) {
   const auto* bytes = static_cast<const char*>(tensor.data());
   for (int64_t i = 0; i < tensor.numel(); ++i) {
@@ -38,16 +45,23 @@ void to_float32(const TensorView& tensor, float* out) {
 }  // namespace
 
 void ModelBuilder::begin(const TextConfig& text, const std::string& prefix) {
+  TopNames names;
+  names.embedding = prefix + "embed_tokens.weight";
+  names.norm = prefix + "norm.weight";
+  begin(text, names);
+}
+
+void ModelBuilder::begin(const TextConfig& text, const TopNames& names) {
   model_.text = text;
   DecoderWeights& weights = model_.weights;
   const Dims table{text.vocab_size, text.hidden_size};
-  weights.embedding = weights_.take(prefix + "embed_tokens.weight", table, "embedding");
-  weights.norm = norm(prefix + "norm.weight", text.hidden_size);
+  weights.embedding = weights_.take(names.embedding, table, "embedding");
+  weights.norm = norm(names.norm, text.hidden_size);
   if (text.tie_word_embeddings) {
     weights.head.weight = weights.embedding;
-    weights_.ignore("lm_head.weight");  // some writers store the same values twice
+    weights_.ignore(names.head);  // some writers store the same values twice
   } else {
-    weights.head.weight = weights_.take("lm_head.weight", table, "lm_head");
+    weights.head.weight = weights_.take(names.head, table, "lm_head");
   }
 }
 
@@ -153,7 +167,29 @@ Router ModelBuilder::router(const std::string& prefix, const MoeOptions& options
   if (options.names.correction_bias != nullptr) {
     correction = float32(prefix + options.names.correction_bias, {num_experts}, "router");
   }
-  return {options.experts.top_k, gate, correction, options.router};
+  TensorView table;
+  if (options.names.expert_table != nullptr) {
+    table = expert_table(prefix + options.names.expert_table, options);
+  }
+  return {options.experts.top_k, gate, correction, options.router, table};
+}
+
+// Its ids are used unchecked by every forward, so they are checked here.
+TensorView ModelBuilder::expert_table(const std::string& name, const MoeOptions& options) {
+  const TensorView table =
+      weights_.take_integers(name, {model_.text.vocab_size, options.experts.top_k}, "router");
+  if (table.data() == nullptr || table.device().type != DeviceType::kCpu) return table;
+  const bool is_wide = table.dtype() == DType::kI64;
+  const auto* bytes = static_cast<const char*>(table.data());
+  for (int64_t i = 0; i < table.numel(); ++i) {
+    const int64_t id = is_wide ? integer_at<int64_t>(bytes, i) : integer_at<int32_t>(bytes, i);
+    if (id >= 0 && id < options.experts.num_experts) continue;
+    weights_.add_fault(str_cat("tensor \"", name, "\": expected experts in [0, ",
+                               options.experts.num_experts, "), found ", id, " for token id ",
+                               i / table.dim(1)));
+    break;
+  }
+  return table;
 }
 
 ExpertsGroup& ModelBuilder::group(const std::string& sub_config, const ExpertsConfig& config,

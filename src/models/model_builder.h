@@ -21,8 +21,11 @@ struct BuiltModel {
   std::vector<std::unique_ptr<ExpertsGroup>> groups;  // one per sub-config that has experts
   int64_t num_moe_layers = 0;
   std::optional<VisionTower> vision;
-  VisionTokens vision_tokens;            // with `vision`
-  std::vector<std::string> sub_configs;  // those without experts
+  VisionTokens vision_tokens;             // with `vision`
+  std::vector<std::string> sub_configs;   // those without experts
+  std::vector<RopeConfig> ropes = {};     // empty: text.rope
+  std::optional<HyperConfig> hyper = {};  // plain residuals without
+  bool needs_compressed_ops = false;      // of DenseOps
 };
 
 /// Names of a MoE layer's tensors under its prefix.
@@ -34,6 +37,14 @@ struct MoeNames {
   const char* packed_down = "experts.down_proj";
   const char* router = "gate";            // <this>.weight and, with a bias, <this>.bias
   const char* correction_bias = nullptr;  // [num_experts]; null: none
+  const char* expert_table = nullptr;     // [vocab_size, top_k] integers: a token id's experts
+};
+
+/// Names of the tensors outside the layers.
+struct TopNames {
+  std::string embedding = "model.embed_tokens.weight";
+  std::string norm = "model.norm.weight";
+  std::string head = "lm_head.weight";
 };
 
 /// A MoE layer, shared expert aside. Of `experts` the builder fills in hidden size and activation.
@@ -62,6 +73,7 @@ class ModelBuilder {
   /// Reads the common keys and tensors: model.embed_tokens, model.norm and lm_head (or, when tied,
   /// the embedding again).
   void begin(const TextConfig& text, const std::string& prefix = "model.");
+  void begin(const TextConfig& text, const TopNames& names);
   const TextConfig& text() const { return model_.text; }
 
   TensorView norm(const std::string& name, int64_t width);
@@ -92,6 +104,8 @@ class ModelBuilder {
   /// Layers that the checkpoint holds beyond the model's own, up to `count`, are not needed
   /// (multi-token prediction).
   void ignore_extra_layers(int64_t count, const std::string& prefix = "model.layers.");
+  /// What families set beside the common parts: ropes, hyper-connections.
+  BuiltModel& model() { return model_; }
   BuiltModel finish() { return std::move(model_); }
 
  private:
@@ -101,6 +115,7 @@ class ModelBuilder {
                                                        const ExpertsConfig& config,
                                                        const MoeNames& names);
   Router router(const std::string& prefix, const MoeOptions& options);
+  TensorView expert_table(const std::string& name, const MoeOptions& options);
   void require_same_dtype(const std::string& name, const TensorView& tensor,
                           const std::string& other_name, const TensorView& other);
   ExpertsGroup& group(const std::string& sub_config, const ExpertsConfig& config,

@@ -33,7 +33,9 @@ std::string listed(const std::vector<std::string>& items) {
 
 }  // namespace
 
-TensorView WeightLoader::take(const std::string& name, const Dims& shape, std::string_view part) {
+TensorView WeightLoader::take_kind(const std::string& name, const Dims& shape,
+                                   std::string_view part, bool (*fits)(DType),
+                                   std::string_view expected) {
   const TensorView stand_in(nullptr, DType::kF32, shape);
   const CheckpointTensor* tensor = checkpoint_.find(name);
   if (tensor == nullptr) {
@@ -48,12 +50,25 @@ TensorView WeightLoader::take(const std::string& name, const Dims& shape, std::s
                       tensor->view.shape(), " (", tensor->view.dtype(), ")"));
     return stand_in;
   }
-  if (!is_compute_dtype(tensor->view.dtype())) {
-    add_fault(str_cat(tensor->file, ": tensor \"", name, "\": expected float32, bfloat16 or ",
-                      "float16, found ", tensor->view.dtype(), " ", tensor->view.shape()));
+  if (!fits(tensor->view.dtype())) {
+    add_fault(str_cat(tensor->file, ": tensor \"", name, "\": expected ", expected, ", found ",
+                      tensor->view.dtype(), " ", tensor->view.shape()));
     return stand_in;
   }
   return placement_ != nullptr ? placement_->view(name) : tensor->view;
+}
+
+TensorView WeightLoader::take(const std::string& name, const Dims& shape, std::string_view part) {
+  return take_kind(
+      name, shape, part, [](DType dtype) { return is_compute_dtype(dtype); },
+      "float32, bfloat16 or float16");
+}
+
+TensorView WeightLoader::take_integers(const std::string& name, const Dims& shape,
+                                       std::string_view part) {
+  return take_kind(
+      name, shape, part, [](DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; },
+      "int32 or int64");
 }
 
 TensorView WeightLoader::take_float32(const std::string& name, const Dims& shape,

@@ -32,6 +32,8 @@ class WeightLoader {
   /// The same for the few values that a model reads in float32: their copy on a GPU has that dtype.
   /// In a file they may have another.
   TensorView take_float32(const std::string& name, const Dims& shape, std::string_view part);
+  /// The same for a table of integers, i32 or i64. At any address.
+  TensorView take_integers(const std::string& name, const Dims& shape, std::string_view part);
   bool is_float32(const std::string& name) const { return float32_.count(name) != 0; }
   /// Notes that a tensor is known and not needed, when it is there.
   void ignore(const std::string& name);
@@ -56,6 +58,8 @@ class WeightLoader {
   std::vector<std::string> missing_and_unfit() const;
 
  private:
+  TensorView take_kind(const std::string& name, const Dims& shape, std::string_view part,
+                       bool (*fits)(DType), std::string_view expected);
   void check_fault_count() const;
   std::vector<const CheckpointTensor*> unused() const;
 

@@ -168,7 +168,8 @@ INSTANTIATE_TEST_SUITE_P(
     Models, Consistency,
     testing::Combine(testing::Values("qwen2_moe", "qwen2_moe_sliding_window",
                                      "qwen3_moe_dense_layers", "mixtral", "olmoe_older_config",
-                                     "deepseek_v2_groups_yarn", "deepseek_v3_older_config"),
+                                     "deepseek_v2_groups_yarn", "deepseek_v3_older_config",
+                                     "deepseek_v4", "deepseek_v4_own_names"),
                      testing::Values("eager", "batched_mm", "grouped_mm"),
                      testing::Values(DType::kF32, DType::kBF16)),
     case_name);

@@ -110,14 +110,20 @@ void check_16_bit(Model& model, const Expected& expected, double replayed_bound)
   EXPECT_LE(free_error, 2e-1) << differing << " rows were routed differently";
 }
 
+// An indexer that leaves most entries out is a router that cannot be replayed: its near-ties flip.
+// What 16 bit are worth without it: DeepseekV4.SixteenBitsWithNothingLeftOut.
+double bound_of(const std::string& name, double bound) {
+  return name == "deepseek_v4_hub" ? 2e-1 : bound;
+}
+
 TEST_P(Golden, LogitsInBfloat16) {
   const auto model = load(DType::kBF16);
-  check_16_bit(*model, expected_, 1.5e-2);
+  check_16_bit(*model, expected_, bound_of(name(), 1.5e-2));
 }
 
 TEST_P(Golden, LogitsInFloat16) {
   const auto model = load(DType::kF16);
-  check_16_bit(*model, expected_, 2e-3);
+  check_16_bit(*model, expected_, bound_of(name(), 2e-3));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Golden,

@@ -12,7 +12,7 @@ import sys
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, MixtralConfig, OlmoeConfig, Qwen2MoeConfig,
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, DeepseekV4Config, MixtralConfig, OlmoeConfig, Qwen2MoeConfig,
                           Qwen3MoeConfig)
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "models"
@@ -22,6 +22,9 @@ QWEN = dict(COMMON, intermediate_size=48, moe_intermediate_size=24, num_experts=
 QWEN2 = dict(QWEN, shared_expert_intermediate_size=40)
 MIXTRAL = dict(COMMON, intermediate_size=24, num_local_experts=6)
 OLMOE = dict(COMMON, intermediate_size=24, num_experts=6)
+SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
+DEEPSEEK_V4 = dict(COMMON, vocab_size=64, num_key_value_heads=1, max_position_embeddings=512, head_dim=16, q_lora_rank=16, o_groups=2,
+                   o_lora_rank=8, moe_intermediate_size=16, n_routed_experts=6, index_n_heads=6, index_head_dim=12)
 
 # Odd widths everywhere; sequences of more than 200 tokens stretch over YaRN's original context.
 MLA = dict(COMMON, num_key_value_heads=4, max_position_embeddings=512, intermediate_size=40, moe_intermediate_size=20, n_routed_experts=8,
@@ -87,7 +90,33 @@ def packed(tensors, prefix_from=None, prefix_to=None):
     return rest
 
 
-# name: (config, edit of the written config.json or None, edit of the tensors or None, length of the prompt)
+def v4_hub(tensors):
+    """The names of DeepSeek's own files: no "model." in front, embed, hc_head_fn, kv_norm; a layer for multi-token prediction."""
+    def name_of(name):
+        name = name.removeprefix("model.").replace("embed_tokens", "embed").replace("hc_head.hc_", "hc_head_")
+        return name.replace(".attn.norm.", ".attn.kv_norm.")
+    return {**{name_of(k): v for k, v in tensors.items()}, "mtp.0.e_proj.weight": torch.zeros(4, 4, dtype=torch.bfloat16)}
+
+
+def v4_older(config):
+    """The spellings of DeepSeek's own config."""
+    compress = config.pop("rope_parameters")["compress"]
+    config["rope_scaling"] = {"type": compress["rope_type"], **{k: compress[k] for k in ("factor", "original_max_position_embeddings",
+                                                                                         "beta_fast", "beta_slow")}}
+    assert compress["attention_factor"] == 1.0 and config["rope_theta"] == 10000.0
+    config["qk_rope_head_dim"] = int(config["head_dim"] * config.pop("partial_rotary_factor"))
+    ratios = {SLIDING: 0, SPARSE: 4, HEAVY: 128}
+    config["compress_ratios"] = [ratios[kind] for kind in config.pop("layer_types")] + [0]
+    rates = config.pop("compress_rates")
+    config["compress_rate_csa"], config["compress_rate_hca"] = rates[SPARSE], rates[HEAVY]
+    config["num_hash_layers"] = config.pop("mlp_layer_types").count("hash_moe")
+    config["torch_dtype"] = config.pop("dtype")
+
+
+OWN_NAMES = "the names of Transformers' own modules, which save_pretrained() turns into the hub's"
+
+
+# name: (config, edit of the written config.json or None, edit of the tensors or None, length of the prompt or (batch, length))
 CASES = {
     "qwen2_moe_dense_layers": (Qwen2MoeConfig(**QWEN2, num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[3],
                                               norm_topk_prob=True, qkv_bias=False), None, None, 13),
@@ -126,11 +155,26 @@ CASES = {
         MLA_YARN, mscale=1.0, mscale_all_dim=1.0)), hub_deepseek, with_mtp_layer, 210),
     "deepseek_v3_plain_q": (DeepseekV3Config(**dict(MLA, first_k_dense_replace=0), q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False,
                                              rope_interleave=False, attention_bias=True, num_mtp_layers=0), None, packed, 13),
+    # Past the window and many entries, of which the indexer picks few.
+    "deepseek_v4_hub": (DeepseekV4Config(**DEEPSEEK_V4, num_hidden_layers=3, layer_types=[SPARSE, HEAVY, SPARSE], hc_mult=4, hc_sinkhorn_iters=20,
+                                         compress_rates={SPARSE: 5, HEAVY: 12}, index_topk=6, sliding_window=9, num_hash_layers=2,
+                                         partial_rotary_factor=0.25, swiglu_limit=1.0, rope_parameters={
+                                             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0,
+                                             "beta_slow": 1.0}), v4_older, v4_hub, (1, 204)),
+    "deepseek_v4_own_names": (DeepseekV4Config(**DEEPSEEK_V4, num_hidden_layers=3, layer_types=[SLIDING, SPARSE, HEAVY], hc_mult=3, hc_sinkhorn_iters=2,
+                                               hc_eps=0.01, compress_rates={SPARSE: 3, HEAVY: 7}, index_topk=64, sliding_window=30,
+                                               mlp_layer_types=["moe", "hash_moe", "moe"], partial_rotary_factor=0.5,
+                                               scoring_func="sigmoid", routed_scaling_factor=2.5, mlp_bias=True), None, OWN_NAMES, 26),
 }
 
 
 def randomize(model):
     """Values of order one everywhere: biases, norms and logits must matter."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("tid2eid"):
+            buffer.copy_(torch.rand(buffer.shape[0], model.config.n_routed_experts).argsort(-1)[:, :buffer.shape[1]])
+        elif name.endswith("e_score_correction_bias") and model.config.model_type == "deepseek_v4":
+            buffer.copy_(0.2 * torch.randn_like(buffer))
     for name, parameter in model.named_parameters():
         with torch.no_grad():
             if name.endswith("norm.weight"):
@@ -163,10 +207,11 @@ def capture(model, layers):
     return seen, handles
 
 
-def reference(folder, length):
+def reference(folder, size):
+    batch, length = size if isinstance(size, tuple) else (2, size)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
     model.eval()
-    ids = torch.randint(3, model.config.vocab_size, (2, length))
+    ids = torch.randint(3, model.config.vocab_size, (batch, length))
     seen, handles = capture(model, model.model.layers)
     with torch.no_grad():
         logits = model(ids, use_cache=False).logits.float()
@@ -196,7 +241,10 @@ def make(name, seed):
         text = json.loads((folder / "config.json").read_text())
         edit_config(text)
         (folder / "config.json").write_text(json.dumps(text, indent=1) + "\n")
-    if edit_tensors:
+    if edit_tensors == OWN_NAMES:
+        state = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    elif edit_tensors:
         tensors = edit_tensors(load_file(folder / "model.safetensors"))
         save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
     save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")

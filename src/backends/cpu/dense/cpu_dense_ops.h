@@ -59,6 +59,7 @@ class CpuDenseOps final : public DenseOps {
                          MutableTensorView y, const Stream& stream) override;
   void scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
                     MutableTensorView y, const Stream& stream) override;
+  bool has_compressed_ops() const override { return true; }
   void rope_pairs(MutableTensorView x, int64_t first, const TensorView& cos, const TensorView& sin,
                   bool inverse, const Stream& stream) override;
   void route_by_table(const TensorView& logits, const TensorView& token_ids,
