@@ -72,6 +72,23 @@ TEST(ConfigKeys, ThatMatterChangeTheLogits) {
       {"deepseek_v3_older_config", "n_group", 2},
       {"deepseek_v3_plain_q", "rope_interleave", true},
       {"deepseek_v3_plain_q", "norm_topk_prob", true},
+      {"deepseek_v4_own_names", "hc_eps", 0.3},
+      {"deepseek_v4_own_names", "hc_sinkhorn_iters", 20},
+      {"deepseek_v4_own_names", "sliding_window", 5},
+      {"deepseek_v4_own_names", "swiglu_limit", 0.5},
+      {"deepseek_v4_own_names", "routed_scaling_factor", 1},
+      {"deepseek_v4_own_names", "scoring_func", "sqrtsoftplus"},
+      {"deepseek_v4_own_names",
+       "rope_parameters",
+       {{"main", {{"rope_theta", 10}}}, {"compress", {{"rope_theta", 160000}}}}},
+      {"deepseek_v4_own_names",
+       "rope_parameters",
+       {{"main", {{"rope_theta", 10000}}}, {"compress", {{"rope_theta", 10}}}}},
+      {"deepseek_v4_hub", "index_topk", 64},
+      {"deepseek_v4_hub", "compress_rope_theta", 500},
+      {"deepseek_v4_hub", "rope_scaling", nullptr},
+      {"deepseek_v4_hub", "qk_rope_head_dim", 8},
+      {"deepseek_v4_hub", "swiglu_limit", nullptr},
   };
   for (const Change& change : changes) {
     EXPECT_GT(effect(change), 1e-3) << change.fixture << ": " << change.key;
@@ -103,6 +120,16 @@ TEST(ConfigKeys, OfEqualMeaningGiveEqualBits) {
       {"deepseek_v3_older_config", "num_key_value_heads", nullptr},
       {"deepseek_v3_older_config", "norm_topk_prob", kAbsent},
       {"deepseek_v3_older_config", "routed_scaling_factor", kAbsent},
+      {"deepseek_v4", "norm_topk_prob", false},  // always normalised
+      {"deepseek_v4", "num_key_value_heads", kAbsent},
+      {"deepseek_v4", "partial_rotary_factor", kAbsent},  // qk_rope_head_dim says the same
+      {"deepseek_v4", "hc_eps", kAbsent},
+      {"deepseek_v4_own_names", "rope_parameters", nullptr},
+      {"deepseek_v4_hub", "hc_mult", kAbsent},
+      {"deepseek_v4_hub", "hc_sinkhorn_iters", kAbsent},
+      {"deepseek_v4_hub", "compress_rope_theta", kAbsent},
+      {"deepseek_v4_hub", "compress_ratios", {4, 128, 4}},
+      {"deepseek_v4_hub", "scoring_func", kAbsent},
   };
   for (const Change& change : changes) {
     EXPECT_EQ(effect(change), 0) << change.fixture << ": " << change.key;
