@@ -256,54 +256,75 @@ void Bpe::merge_short(Scratch& scratch) const {
   }
 }
 
-// Looks up the merge of the symbol at `position` and the one after it.
-void Bpe::push_candidate(Scratch& scratch, uint32_t position) const {
-  const uint32_t right = scratch.next[position];
-  const Merge merge =
-      right == kNone ? kNoMerge : merges_.find(scratch.ids[position], scratch.ids[right]);
-  scratch.merges[position] = merge;
-  if (merge == kNoMerge) return;
+void Bpe::look_up_merge(Scratch& scratch, uint32_t position) const {
+  Scratch::Symbol& symbol = scratch.symbols[position];
+  symbol.merge =
+      symbol.next == kNone ? kNoMerge : merges_.find(symbol.id, scratch.symbols[symbol.next].id);
+}
+
+// Puts the merge at `position` on the heap if it comes before those at both sides.
+void Bpe::push_if_lowest(Scratch& scratch, uint32_t position) {
+  const auto& symbols = scratch.symbols;
+  const Scratch::Symbol& symbol = symbols[position];
+  if (symbol.merge == kNoMerge) return;
+  if (symbol.previous != kNone && symbols[symbol.previous].merge <= symbol.merge) return;
+  if (symbol.next != kNone && symbols[symbol.next].merge < symbol.merge) return;
   ++scratch.num_candidates;
-  scratch.heap.push_back(static_cast<uint64_t>(rank_of(merge)) << 32 | position);
+  scratch.heap.push_back(static_cast<uint64_t>(rank_of(symbol.merge)) << 32 | position);
   std::push_heap(scratch.heap.begin(), scratch.heap.end(), std::greater<>());
 }
 
-// A linked list of symbols and a heap of candidates, lowest rank first, then leftmost; candidates
+// Merges the symbol at `position` with the next one; what the merge kept off the heap goes there.
+void Bpe::merge_at(Scratch& scratch, uint32_t position) const {
+  auto& symbols = scratch.symbols;
+  Scratch::Symbol& left = symbols[position];
+  Scratch::Symbol& right = symbols[left.next];
+  const Merge old_after = right.merge;
+  left.id = id_of(left.merge);
+  left.next = right.next;
+  right.merge = kNoMerge;
+  look_up_merge(scratch, position);
+  if (left.previous != kNone) {
+    const Merge old_before = symbols[left.previous].merge;
+    look_up_merge(scratch, left.previous);
+    const uint32_t before = symbols[left.previous].previous;
+    if (before != kNone && symbols[before].merge > old_before) push_if_lowest(scratch, before);
+    push_if_lowest(scratch, left.previous);
+  }
+  push_if_lowest(scratch, position);
+  if (left.next == kNone) return;
+  symbols[left.next].previous = position;
+  if (symbols[left.next].merge >= old_after) push_if_lowest(scratch, left.next);
+}
+
+// A linked list of symbols and a heap of merges, lowest rank first, then leftmost. The one to do
+// next comes before its neighbours, so those that do not stay off the heap until they do. Merges
 // that no longer hold are dropped when they come up.
 void Bpe::merge_long(Scratch& scratch) const {
   auto& ids = scratch.ids;
+  auto& symbols = scratch.symbols;
   if (ids.size() >= kNone) {
     throw Error(str_cat("encode: a piece of ", ids.size(), " characters; up to ", kNone - 1,
                         " work, encode the text in shorter parts"));
   }
   const auto count = static_cast<uint32_t>(ids.size());
-  scratch.merges.resize(count);
-  scratch.previous.resize(count);
-  scratch.next.resize(count);
+  symbols.resize(count);
   scratch.heap.clear();
   for (uint32_t i = 0; i < count; ++i) {
-    scratch.previous[i] = i == 0 ? kNone : i - 1;
-    scratch.next[i] = i + 1 < count ? i + 1 : kNone;
+    symbols[i] = {kNoMerge, ids[i], i == 0 ? kNone : i - 1, i + 1 < count ? i + 1 : kNone};
   }
-  for (uint32_t i = 0; i < count; ++i) push_candidate(scratch, i);
+  for (uint32_t i = 0; i < count; ++i) look_up_merge(scratch, i);
+  for (uint32_t i = 0; i < count; ++i) push_if_lowest(scratch, i);
   while (!scratch.heap.empty()) {
     std::pop_heap(scratch.heap.begin(), scratch.heap.end(), std::greater<>());
     const uint64_t top = scratch.heap.back();
     scratch.heap.pop_back();
-    const auto left = static_cast<uint32_t>(top);
-    const Merge merge = scratch.merges[left];
-    if (merge == kNoMerge || rank_of(merge) != top >> 32) continue;
-    const uint32_t right = scratch.next[left];
-    ids[left] = id_of(merge);
-    ids[right] = kNoToken;
-    scratch.merges[right] = kNoMerge;
-    const uint32_t after = scratch.next[right];
-    scratch.next[left] = after;
-    if (after != kNone) scratch.previous[after] = left;
-    if (scratch.previous[left] != kNone) push_candidate(scratch, scratch.previous[left]);
-    push_candidate(scratch, left);
+    const auto position = static_cast<uint32_t>(top);
+    const Merge merge = symbols[position].merge;
+    if (merge != kNoMerge && rank_of(merge) == top >> 32) merge_at(scratch, position);
   }
-  ids.erase(std::remove(ids.begin(), ids.end(), kNoToken), ids.end());
+  ids.clear();
+  for (uint32_t i = 0; i != kNone; i = symbols[i].next) ids.push_back(symbols[i].id);
 }
 
 }  // namespace cadre::text

@@ -26,8 +26,13 @@ class Bpe {
     std::string spelled;
     std::vector<TokenId> ids;
     std::vector<Merge> merges;  // [i]: of the symbol at i and the one after it
-    std::vector<uint32_t> previous;
-    std::vector<uint32_t> next;
+    struct Symbol {
+      Merge merge;  // of it and the next one
+      TokenId id;
+      uint32_t previous;
+      uint32_t next;
+    };
+    std::vector<Symbol> symbols;
     std::vector<uint64_t> heap;   // rank and position of merges that may still hold
     uint64_t num_candidates = 0;  // merges put on the heap so far: the measure of merge_long's work
   };
@@ -48,7 +53,9 @@ class Bpe {
   bool spell_as_bytes(std::string_view character, std::vector<TokenId>& ids) const;
   void merge_short(Scratch& scratch) const;
   void merge_long(Scratch& scratch) const;
-  void push_candidate(Scratch& scratch, uint32_t position) const;
+  void look_up_merge(Scratch& scratch, uint32_t position) const;
+  static void push_if_lowest(Scratch& scratch, uint32_t position);
+  void merge_at(Scratch& scratch, uint32_t position) const;
 
   Vocabulary vocabulary_;
   MergeTable merges_;
