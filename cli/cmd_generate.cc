@@ -5,16 +5,18 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cadre/chat.h"
 #include "cadre/generation.h"
 #include "commands.h"
-#include "core/device_runtime.h"
 #include "exit_codes.h"
+#include "generation_report.h"
 #include "image_input.h"
 #include "interrupt.h"
 #include "io/checkpoint.h"
 #include "io/safetensors.h"
 #include "output.h"
 #include "progress.h"
+#include "sampling_options.h"
 #include "session.h"
 
 namespace cadre::cli {
@@ -27,7 +29,9 @@ struct GenerateOptions {
   std::string out;
   std::vector<std::string> images;
   bool from_image = false;
+  std::string system;
   bool chat = false;
+  std::optional<ChatTemplate> chat_template;  // with `chat`
   bool stats = false;
   GenerationOptions generation;
 };
@@ -35,47 +39,21 @@ struct GenerateOptions {
 /// Everything that came of a run: what the library returned and the memory that it held meanwhile.
 struct Outcome {
   GenerationResult result;
-  MemoryReport memory;
-  Device device;
+  RunMemory used;
   std::string text;  // of a text prompt
   bool reader_gone = false;
 };
 
-std::string_view name_of(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kEos:
-      return "eos";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kStopped:
-      break;
-  }
-  return "stopped";
-}
-
-/// True when the context ended the sequence before the tokens asked for were there.
-bool met_context_end(const GenerationResult& result, size_t sequence, int64_t max_new_tokens) {
-  return result.finish_reasons[sequence] == FinishReason::kLength &&
-         static_cast<int64_t>(result.token_ids[sequence].size()) < max_new_tokens;
-}
-
 void note_context_end(const Outcome& outcome, const ModelInfo& info, int64_t max_new_tokens,
                       bool quiet) {
   for (size_t i = 0; i < outcome.result.token_ids.size(); ++i) {
-    if (!met_context_end(outcome.result, i, max_new_tokens)) continue;
+    if (end_of(outcome.result, i, max_new_tokens) != "context") continue;
     note(str_cat("cadre generate: the context of ", info.max_position_embeddings,
                  " tokens is full: stopped after ", outcome.result.token_ids[i].size(), " of ",
                  max_new_tokens, " new tokens"),
          quiet);
     return;
   }
-}
-
-void refuse_chat(const std::string& model, const std::string& revision) {
-  const std::filesystem::path folder = resolve_model_path(model, revision);
-  throw Unsupported(str_cat("--chat: ", folder.string(),
-                            " has no chat template that this version applies; leave out --chat to "
-                            "continue the prompt as it is"));
 }
 
 void check_options(const GenerateOptions& options, const CommonOptions& common, bool has_prompt) {
@@ -86,19 +64,11 @@ void check_options(const GenerateOptions& options, const CommonOptions& common, 
   validate(options.generation.sampling);
   require_writable(options.out);
   require_distinct(options.out, options.input_ids);
-  if (options.chat) refuse_chat(model_path(common), common.load.revision);
   if (!options.images.empty()) {
     const ModelInfo info = inspect_model(model_path(common), load_options(common)).info;
     require_vision(str_cat("--image ", options.images.front()), info);
   }
-  const SamplingOptions& sampling = options.generation.sampling;
-  if (sampling.temperature == 0 &&
-      (sampling.top_k != 0 || sampling.top_p != 1 || sampling.min_p != 0)) {
-    note(
-        "cadre generate: --top-k, --top-p and --min-p do nothing at temperature 0 (greedy); give "
-        "--temperature too",
-        common.quiet);
-  }
+  note_idle_cuts("cadre generate", options.generation.sampling, common.quiet);
 }
 
 /// Runs the model; `on_token` is called for every token and returns false to stop.
@@ -110,8 +80,7 @@ Outcome run_model(Model& model, const std::vector<std::vector<TokenId>>& prompts
   outcome.result = generate(model, prompts, generation, [&](int64_t sequence, TokenId id) {
     if (!guard) {
       guard.emplace();
-      outcome.memory = model.memory();
-      outcome.device = model.info().device;
+      outcome.used = {model.memory(), model.info().device};
     }
     return on_token(sequence, id) && interrupt_signal() == 0;
   });
@@ -124,12 +93,25 @@ struct Prompt {
   PixelValues images;
 };
 
+/// The conversation of one turn, the images before the text, as the model was trained on it.
+std::string chat_prompt(const std::string& text, const GenerateOptions& options) {
+  std::vector<ChatMessage> messages;
+  if (!options.system.empty()) messages.push_back({.role = "system", .content = options.system});
+  ChatMessage message{.role = "user", .content = text};
+  message.parts.assign(options.images.size(), {.type = ChatPart::Type::kImage});
+  if (!message.parts.empty()) message.parts.push_back({.text = text});
+  messages.push_back(std::move(message));
+  return options.chat_template->render(messages);
+}
+
 Prompt encode_prompt(const Tokenizer& tokenizer, const Model& model, const std::string& text,
-                     const std::vector<std::string>& image_files) {
+                     const GenerateOptions& options) {
   const ModelInfo& info = model.info();
-  Prompt prompt{
-      encode_text(tokenizer, model, with_image_places(text, image_files.size(), tokenizer, info)),
-      {}};
+  const std::vector<std::string>& image_files = options.images;
+  // A chat template writes special tokens itself, those of images too.
+  const std::string prompt_text = with_image_places(
+      options.chat ? chat_prompt(text, options) : text, image_files.size(), tokenizer, info);
+  Prompt prompt{encode_text(tokenizer, model, prompt_text, !options.chat), {}};
   if (!info.vision) return prompt;
   prompt.images = read_images(image_files, info);
   prompt.ids = ImageProcessor::from_pretrained(info.path).expand(prompt.ids, prompt.images.grids,
@@ -146,13 +128,13 @@ GenerationOptions with_images(GenerationOptions options, const PixelValues& imag
 
 Outcome generate_text(Model& model, const GenerateOptions& options, const CommonOptions& common) {
   const Tokenizer tokenizer = load_tokenizer(model);
-  const std::string prompt = options.prompt == "-" ? read_text("-") : options.prompt;
+  const std::string text = options.prompt == "-" ? read_text("-") : options.prompt;
   TextStream stream(tokenizer);
-  std::string text;
   bool reader_gone = false;
-  const Prompt ids = encode_prompt(tokenizer, model, prompt, options.images);
+  const Prompt ids = encode_prompt(tokenizer, model, text, options);
+  std::string answer;
   const auto give = [&](const std::string& piece) {
-    text += piece;
+    answer += piece;
     if (!common.json && !reader_gone) reader_gone = !write_stdout(piece);
   };
   const bool bar = common.json || isatty(STDOUT_FILENO) == 0;
@@ -166,7 +148,7 @@ Outcome generate_text(Model& model, const GenerateOptions& options, const Common
       });
   progress.clear();
   give(stream.finish());
-  outcome.text = text;
+  outcome.text = answer;
   if (!common.json && !reader_gone) reader_gone = !write_stdout("\n");
   outcome.reader_gone = reader_gone;
   return outcome;
@@ -213,70 +195,15 @@ void write_output_ids(const std::string& path, const GenerationResult& result,
   write_safetensors(path, {&tensor, 1});
 }
 
-double per_second(int64_t count, double seconds) {
-  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
-}
-
-Json stats_json(const Outcome& outcome) {
-  const GenerationResult& result = outcome.result;
-  const MemoryReport& memory = outcome.memory;
-  return {{"prompt_tokens", result.prompt_tokens},
-          {"decode_tokens", result.decode_tokens},
-          {"prefill_seconds", result.prefill_seconds},
-          {"decode_seconds", result.decode_seconds},
-          {"prefill_tokens_per_second", per_second(result.prompt_tokens, result.prefill_seconds)},
-          {"decode_tokens_per_second", per_second(result.decode_tokens, result.decode_seconds)},
-          {"prefill_experts", result.prefill_experts},
-          {"decode_experts", result.decode_experts},
-          {"device", to_string(outcome.device)},
-          {"cpu_isa", cpu_instruction_set()},
-          {"mapped_bytes", memory.mapped_bytes},
-          {"weights_bytes", memory.weights_bytes},
-          {"added_bytes", memory.added_bytes},
-          {"workspace_bytes", memory.workspace_bytes},
-          {"kv_cache_bytes", memory.kv_cache_bytes}};
-}
-
-bool on_cpu(Device device) { return device.type == DeviceType::kCpu; }
-
-std::string device_text(Device device) {
-  if (on_cpu(device)) return str_cat("cpu:     ", cpu_instruction_set());
-  return str_cat("gpu:     ", device_runtime(device).properties(device.index).name, " (",
-                 to_string(device), ")");
-}
-
-std::string stats_text(const Outcome& outcome) {
-  const GenerationResult& result = outcome.result;
-  const MemoryReport& memory = outcome.memory;
-  const auto stage = [](int64_t tokens, double seconds, const std::string& experts) {
-    char text[160];
-    std::snprintf(text, sizeof text, "%lld tokens in %.3f s, %.1f tokens/s, experts: %s",
-                  static_cast<long long>(tokens), seconds, per_second(tokens, seconds),
-                  experts.c_str());
-    return std::string(text);
-  };
-  return str_cat(
-      "prefill: ", stage(result.prompt_tokens, result.prefill_seconds, result.prefill_experts),
-      "\ndecode:  ", stage(result.decode_tokens, result.decode_seconds, result.decode_experts),
-      "\n", device_text(outcome.device), "\nmemory:  ",
-      on_cpu(outcome.device) ? "mapped " + format_bytes(memory.mapped_bytes)
-                             : "weights " + format_bytes(memory.weights_bytes),
-      ", added ", format_bytes(memory.added_bytes), ", workspace ",
-      format_bytes(memory.workspace_bytes), ", KV cache ", format_bytes(memory.kv_cache_bytes));
-}
-
 Json outcome_json(const Outcome& outcome, const GenerateOptions& options) {
   Json json = Json::object();
   json["output_ids"] = outcome.result.token_ids;
   json["finish_reasons"] = Json::array();
   for (size_t i = 0; i < outcome.result.finish_reasons.size(); ++i) {
-    json["finish_reasons"].push_back(
-        met_context_end(outcome.result, i, options.generation.max_new_tokens)
-            ? "context"
-            : name_of(outcome.result.finish_reasons[i]));
+    json["finish_reasons"].push_back(end_of(outcome.result, i, options.generation.max_new_tokens));
   }
   if (options.input_ids.empty()) json["text"] = outcome.text;
-  if (options.stats) json["stats"] = stats_json(outcome);
+  if (options.stats) json["stats"] = stats_json(outcome.result, outcome.used);
   return json;
 }
 
@@ -298,12 +225,13 @@ void give_outcome(const Outcome& outcome, const GenerateOptions& options, bool j
   } else if (!has_prompt && options.out.empty()) {
     write_stdout(ids_text(outcome.result));
   }
-  if (options.stats && !json) note(stats_text(outcome), false);
+  if (options.stats && !json) note(stats_text(outcome.result, outcome.used), false);
 }
 
 int run_generate(GenerateOptions& options, const CommonOptions& common, bool has_prompt) {
   options.generation.sampling.seed = common.seed;
   check_options(options, common, has_prompt);
+  if (options.chat) options.chat_template = load_chat_template(common, "--chat");
   const std::unique_ptr<Model> model = load_model(common);
   require_outside_model(options.out, model->info());
   options.generation.eos_token_ids = model->info().eos_token_ids;
@@ -313,25 +241,6 @@ int run_generate(GenerateOptions& options, const CommonOptions& common, bool has
   note_context_end(outcome, model->info(), options.generation.max_new_tokens, common.quiet);
   give_outcome(outcome, options, common.json, has_prompt);
   return interrupt_signal() != 0 ? kExitSignal + interrupt_signal() : kExitDone;
-}
-
-void add_sampling_options(CLI::App& command, SamplingOptions& sampling, CLI::Option* input_ids) {
-  constexpr float kMax = std::numeric_limits<float>::max();
-  add_number(command, "--temperature", sampling.temperature, 0.0f, kMax,
-             "Of the random draw; 0 takes the likeliest token (greedy)")
-      ->excludes(input_ids);
-  add_number(command, "--top-k", sampling.top_k, 0, std::numeric_limits<int32_t>::max(),
-             "Draw from the K likeliest tokens; 0: off")
-      ->excludes(input_ids);
-  add_number(command, "--top-p", sampling.top_p, 0.0f, 1.0f,
-             "Draw from the likeliest tokens that hold this probability together; 1: off")
-      ->excludes(input_ids);
-  add_number(command, "--min-p", sampling.min_p, 0.0f, 1.0f,
-             "Drop tokens below this share of the likeliest one's probability; 0: off")
-      ->excludes(input_ids);
-  add_number(command, "--repetition-penalty", sampling.repetition_penalty, 0.0f, kMax,
-             "Divides the score of tokens that occurred; 1: off")
-      ->excludes(input_ids);
 }
 
 }  // namespace
@@ -359,10 +268,18 @@ void add_generate(CLI::App& app, CommonOptions& common, Runner& run) {
       ->needs(input_ids);
   add_number(*command, "--max-new-tokens", options->generation.max_new_tokens, int64_t{1},
              int64_t{1} << 40, "Stop after this many tokens");
-  add_sampling_options(*command, options->generation.sampling, input_ids);
+  for (CLI::Option* option : add_sampling_options(*command, options->generation.sampling)) {
+    option->excludes(input_ids);
+  }
   command->add_flag("--ignore-eos", options->generation.ignore_eos,
                     "Go on after an end-of-sequence token");
-  command->add_flag("--chat", options->chat, "Put the prompt into the model's chat template");
+  CLI::Option* chat =
+      command
+          ->add_flag("--chat", options->chat,
+                     "Answer the prompt as a user's message, by the model's chat template")
+          ->excludes(input_ids);
+  add_text(*command, "--system", options->system, "TEXT", "A system message before the prompt")
+      ->needs(chat);
   add_texts(*command, "--image", options->images, "FILE",
             "Show the model this JPEG, PNG or WebP image (vision models); may be repeated. Images "
             "stand where the PROMPT has the model's image token, else before it")

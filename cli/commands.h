@@ -13,6 +13,7 @@ namespace cadre::cli {
 using Runner = std::function<int()>;
 
 void add_generate(CLI::App& app, CommonOptions& common, Runner& run);
+void add_chat(CLI::App& app, CommonOptions& common, Runner& run);
 void add_forward(CLI::App& app, CommonOptions& common, Runner& run);
 void add_experts(CLI::App& app, CommonOptions& common, Runner& run);
 void add_backends(CLI::App& app, CommonOptions& common, Runner& run);

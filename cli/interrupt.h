@@ -5,6 +5,7 @@
 
 #include <array>
 #include <csignal>
+#include <cstdint>
 
 namespace cadre::cli {
 
@@ -14,7 +15,10 @@ void prepare_signals();
 
 class InterruptGuard {
  public:
-  InterruptGuard();
+  /// What a second Ctrl-C does: a command of its own may just end, a session goes on.
+  enum class Again : uint8_t { kEnds, kIsNoted };
+
+  explicit InterruptGuard(Again again = Again::kEnds);
   ~InterruptGuard();
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
@@ -26,5 +30,12 @@ class InterruptGuard {
 
 /// The signal that asked the command to stop; 0 when none did.
 int interrupt_signal();
+
+/// As if no signal had come: a session goes on after Ctrl-C.
+void forget_interrupt();
+
+/// Becomes readable with the next signal that a guard of Again::kIsNoted notes, so that poll(2) can
+/// wait for input and signals without a gap. The same one every time.
+int interrupt_descriptor();
 
 }  // namespace cadre::cli

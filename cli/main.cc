@@ -180,6 +180,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.formatter(std::make_shared<HelpFormatter>());
   add_generate(app, common, run);
+  add_chat(app, common, run);
   add_forward(app, common, run);
   add_experts(app, common, run);
   add_backends(app, common, run);

@@ -33,11 +33,13 @@ bool write_json(const Json& json) {
   return write_stdout(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-void note(std::string_view text, bool quiet) {
-  if (quiet) return;
-  const std::string line = str_cat(text, "\n");
+void show(std::string_view text) {
   // Nothing sensible is left to do when standard error cannot be written.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+void note(std::string_view text, bool quiet) {
+  if (!quiet) show(str_cat(text, "\n"));
 }
 
 void require_writable(const std::filesystem::path& path, std::string_view option) {

@@ -16,6 +16,9 @@ bool write_stdout(std::string_view text);
 /// One object on one line.
 bool write_json(const Json& json);
 
+/// `text` as it is on standard error.
+void show(std::string_view text);
+
 /// `text` as a line on standard error, unless `quiet`.
 void note(std::string_view text, bool quiet);
 

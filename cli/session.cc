@@ -10,6 +10,7 @@
 #include "cadre/generation.h"
 #include "convert.h"
 #include "dense/dense_ops.h"
+#include "io/checkpoint.h"
 #include "io/file_handle.h"
 #include "io/safetensors.h"
 #include "models/prepack.h"
@@ -74,6 +75,15 @@ Tokenizer load_tokenizer(const Model& model) {
                 "with the model, or give token ids: cadre generate --input-ids FILE"));
   }
   return Tokenizer::from_file(file);
+}
+
+ChatTemplate load_chat_template(const CommonOptions& common, std::string_view what) {
+  try {
+    return ChatTemplate::from_model_folder(
+        resolve_model_path(model_path(common), common.load.revision));
+  } catch (const Unsupported& error) {
+    throw Unsupported(str_cat(what, ": ", error.what()));
+  }
 }
 
 std::vector<TokenId> encode_text(const Tokenizer& tokenizer, const Model& model,

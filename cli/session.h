@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/chat.h"
 #include "cadre/model.h"
 #include "cadre/tokenizer.h"
 #include "options.h"
@@ -23,6 +24,10 @@ void require_known_sub_configs(const ExpertsImplementation& map, const ModelInfo
 
 /// tokenizer.json of the model's folder. Throws CheckpointError when it is not there.
 Tokenizer load_tokenizer(const Model& model);
+
+/// The chat template of the model that `common` names; no weight is read. Throws Unsupported when
+/// it has none; `what` asked for it.
+ChatTemplate load_chat_template(const CommonOptions& common, std::string_view what);
 
 /// The text's ids, each of which the model has a row for.
 std::vector<TokenId> encode_text(const Tokenizer& tokenizer, const Model& model,

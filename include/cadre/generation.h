@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <random>
 #include <span>
 #include <string>
@@ -66,6 +67,7 @@ struct GenerationResult {
       token_ids;  // [num_sequences] the continuation only, the eos included
   std::vector<FinishReason> finish_reasons;
   int64_t prompt_tokens = 0;  // of all sequences
+  int64_t reused_tokens = 0;  // of these: found in a GenerationSession's cache, not run again
   int64_t decode_tokens = 0;  // tokens computed one step at a time
   double prefill_seconds = 0;
   double decode_seconds = 0;
@@ -83,5 +85,31 @@ using TokenCallback = std::function<bool(int64_t sequence, TokenId id)>;
 /// which wins over kLength. Sequence i draws from Sampler(options.sampling, i).
 GenerationResult generate(Model& model, std::span<const std::vector<TokenId>> prompts,
                           const GenerationOptions& options, const TokenCallback& on_token = {});
+
+/// One sequence that grows from call to call, a conversation: what a prompt shares with the tokens
+/// run before it stays in the KV cache and is not run again; what differs is forgotten.
+class GenerationSession {
+ public:
+  /// The model must outlive the session.
+  explicit GenerationSession(Model& model) : model_(&model) {}
+
+  /// As cadre::generate() with the whole sequence so far as its one prompt, and the same tokens.
+  /// Its n-th call draws from Sampler(options.sampling, n). After an error the cache is empty.
+  GenerationResult generate(const std::vector<TokenId>& prompt, const GenerationOptions& options,
+                            const TokenCallback& on_token = {});
+
+  /// Forgets all tokens and begins with the first stream of random numbers again.
+  void reset();
+
+  int64_t cached_tokens() const { return static_cast<int64_t>(cached_.size()); }
+
+ private:
+  void make_room(int64_t num_tokens);
+
+  Model* model_;
+  std::unique_ptr<KvCache> cache_;  // of at least cached_.size() tokens
+  std::vector<TokenId> cached_;     // whose keys and values it holds
+  uint64_t num_calls_ = 0;
+};
 
 }  // namespace cadre

@@ -61,37 +61,60 @@ std::string experts_of(const Model& model, int64_t num_tokens) {
   return whole == map.end() ? std::string() : whole->second;
 }
 
+// How many tokens may follow `length` of them.
+int64_t room_after(int64_t length, const GenerationOptions& options, const ModelInfo& info) {
+  return std::min(options.max_new_tokens, info.max_position_embeddings - length);
+}
+
+void check_options(const GenerationOptions& options) {
+  validate(options.sampling);
+  if (options.max_new_tokens < 0) {
+    throw InvalidArgument(
+        str_cat("generate: max_new_tokens must be at least 0, got ", options.max_new_tokens));
+  }
+}
+
 class Generation {
  public:
   Generation(Model& model, std::span<const std::vector<TokenId>> prompts,
-             const GenerationOptions& options, const TokenCallback& on_token)
+             const GenerationOptions& options, const TokenCallback& on_token, uint64_t stream = 0)
       : model_(model), options_(options), on_token_(on_token) {
-    const int64_t context = model.info().max_position_embeddings;
-    int64_t longest = 0;
     for (size_t i = 0; i < prompts.size(); ++i) {
       const auto length = static_cast<int64_t>(prompts[i].size());
-      const int64_t room = std::min(options.max_new_tokens, context - length);
-      longest = std::max(longest, length + room);
-      sequences_.push_back({prompts[i], room, Sampler(options.sampling, i)});
+      sequences_.push_back({prompts[i], room_after(length, options, model.info()),
+                            Sampler(options.sampling, stream + i)});
       result_.prompt_tokens += length;
     }
-    const auto count = static_cast<int64_t>(prompts.size());
     result_.token_ids.resize(prompts.size());
     result_.finish_reasons.assign(prompts.size(), FinishReason::kLength);
     if (!any_running()) return;
-    cache_ = model.new_cache(count, longest);
     if (draws_on_device()) {
       next_.resize(prompts.size());
     } else {
+      const auto count = static_cast<int64_t>(prompts.size());
       logits_ = Tensor(DType::kF32, {count, model.info().vocab_size});
     }
   }
 
+  /// With a cache of its own.
   GenerationResult run() {
     if (!any_running()) return std::move(result_);
+    int64_t longest = 0;
+    for (const Sequence& sequence : sequences_) longest = std::max(longest, sequence.end());
+    const auto cache = model_.new_cache(static_cast<int64_t>(sequences_.size()), longest);
+    return run(*cache, 0);
+  }
+
+  /// The cache holds the first `reused` tokens of each prompt, less than all, and nothing else.
+  GenerationResult run(KvCache& cache, int64_t reused) {
+    if (!any_running()) return std::move(result_);
+    cache_ = &cache;
     auto start = Clock::now();
-    result_.prefill_experts = experts_of(model_, result_.prompt_tokens);
-    for (const Sequence& sequence : sequences_) feed(sequence, sequence.ids);
+    result_.reused_tokens = reused * static_cast<int64_t>(sequences_.size());
+    result_.prefill_experts = experts_of(model_, result_.prompt_tokens - result_.reused_tokens);
+    for (const Sequence& sequence : sequences_) {
+      feed(sequence, std::span(sequence.ids).subspan(static_cast<size_t>(reused)));
+    }
     pixel_values_ = options_.pixel_values;
     image_grids_ = options_.image_grids;
     step();
@@ -116,6 +139,8 @@ class Generation {
     std::vector<TokenId> ids;  // prompt and continuation
     int64_t room;              // tokens that may still come; 0: finished
     Sampler sampler;
+
+    int64_t end() const { return static_cast<int64_t>(ids.size()) + room; }
   };
 
   int64_t num_running() const {
@@ -211,7 +236,7 @@ class Generation {
   const GenerationOptions& options_;
   const TokenCallback& on_token_;
   std::vector<Sequence> sequences_;
-  std::unique_ptr<KvCache> cache_;
+  KvCache* cache_ = nullptr;
   Tensor logits_;  // [num_sequences, vocab_size] f32; empty when tokens are drawn on the device
   std::vector<TokenId> next_;         // [num_sequences]
   std::vector<double> uniform_;       // [num_sequences] for the next draw; empty before the first
@@ -238,13 +263,60 @@ void check_token_ids(std::span<const TokenId> ids, const Tokenizer& tokenizer,
 
 GenerationResult generate(Model& model, std::span<const std::vector<TokenId>> prompts,
                           const GenerationOptions& options, const TokenCallback& on_token) {
-  validate(options.sampling);
-  if (options.max_new_tokens < 0) {
-    throw InvalidArgument(
-        str_cat("generate: max_new_tokens must be at least 0, got ", options.max_new_tokens));
-  }
+  check_options(options);
   for (size_t i = 0; i < prompts.size(); ++i) check_prompt(prompts[i], i, model.info());
   return Generation(model, prompts, options, on_token).run();
+}
+
+GenerationResult GenerationSession::generate(const std::vector<TokenId>& prompt,
+                                             const GenerationOptions& options,
+                                             const TokenCallback& on_token) {
+  check_options(options);
+  check_prompt(prompt, 0, model_->info());
+  if (!options.image_grids.empty()) {
+    throw InvalidArgument(
+        "generate: a session takes text alone, got images; call cadre::generate() with them");
+  }
+  const auto length = static_cast<int64_t>(prompt.size());
+  make_room(length + room_after(length, options, model_->info()));
+  const auto differs =
+      std::mismatch(cached_.begin(), cached_.end(), prompt.begin(), prompt.end() - 1).first;
+  cached_.erase(differs, cached_.end());  // the last token runs in any case: it gives the logits
+  try {
+    cache_->truncate(0, cached_tokens());
+  } catch (const Unsupported&) {  // some models cannot go back so far, but all can begin again
+    cached_.clear();
+    cache_->truncate(0, 0);
+  }
+  try {
+    Generation generation(*model_, {&prompt, 1}, options, on_token, num_calls_++);
+    GenerationResult result = generation.run(*cache_, cached_tokens());
+    cached_ = prompt;
+    cached_.insert(cached_.end(), result.token_ids[0].begin(), result.token_ids[0].end());
+    cached_.resize(static_cast<size_t>(cache_->length(0)));  // the token drawn last was not run
+    return result;
+  } catch (...) {
+    cached_.clear();
+    cache_.reset();  // nobody knows how far the model came
+    throw;
+  }
+}
+
+void GenerationSession::reset() {
+  cached_.clear();
+  num_calls_ = 0;
+}
+
+// Caches do not grow: a larger one takes the place of the old, and all tokens run again. A first
+// size for some turns (0.4 GB of a Qwen3-30B) and doubling keep that rare.
+void GenerationSession::make_room(int64_t num_tokens) {
+  constexpr int64_t kFirstTokens = 4096;
+  const int64_t old = cache_ ? cache_->max_tokens() : kFirstTokens / 2;
+  if (cache_ && num_tokens <= old) return;
+  cached_.clear();
+  cache_.reset();  // before the new one: there may not be memory for both
+  const int64_t context = model_->info().max_position_embeddings;
+  cache_ = model_->new_cache(1, std::min(std::max(num_tokens, 2 * old), context));
 }
 
 }  // namespace cadre

@@ -35,9 +35,12 @@ class SumCache : public KvCache {
   }
   size_t bytes() const override { return 0; }
   void truncate(int64_t sequence, int64_t length) override {
+    const bool goes_far = length != 0 && this->length(sequence) - length > 1;
+    if (keeps_latest_only && goes_far) throw Unsupported("truncate");
     tokens[static_cast<size_t>(sequence)].resize(static_cast<size_t>(length));
   }
   Prompts tokens;
+  bool keeps_latest_only = false;
 
  private:
   int64_t max_tokens_;
@@ -54,7 +57,9 @@ class SumModel : public Model {
   MemoryReport memory() const override { return {}; }
   std::unique_ptr<KvCache> new_cache(int64_t sequences, int64_t max_tokens) override {
     cache_tokens.push_back(max_tokens);
-    return std::make_unique<SumCache>(sequences, max_tokens);
+    auto cache = std::make_unique<SumCache>(sequences, max_tokens);
+    cache->keeps_latest_only = keeps_latest_only;
+    return cache;
   }
   void reserve(int64_t /*max_tokens*/) override {}
   void forward(const ForwardInput& input, KvCache& cache, MutableTensorView logits,
@@ -90,6 +95,7 @@ class SumModel : public Model {
   void set_eos(std::vector<TokenId> ids) { info_.eos_token_ids = std::move(ids); }
 
   std::vector<Call> calls;
+  bool keeps_latest_only = false;
   size_t nan_from_call = 1000;
   std::vector<int64_t> cache_tokens;
   ExpertsImplementation implementation = {{"", "eager"}};
@@ -395,6 +401,123 @@ TEST(Generate, RefusesBadPromptsAndOptionsByName) {
   auto options = up_to(1);
   options.sampling.top_p = 7;
   expect(refusal({{1}}, options), {"top_p"});
+}
+
+std::vector<size_t> sizes_of(const std::vector<Call>& calls) {
+  std::vector<size_t> sizes;
+  for (const Call& call : calls) sizes.push_back(call.ids.size());
+  return sizes;
+}
+
+TEST(GenerationSession, RunsOnlyWhatIsNewAndGivesTheSameTokens) {
+  SumModel model;
+  GenerationSession session(model);
+  std::vector<TokenId> conversation = {1, 2, 3};
+  auto result = session.generate(conversation, up_to(3));
+  EXPECT_EQ(result.token_ids[0], foretold(conversation, 3));
+  EXPECT_EQ(result.reused_tokens, 0);
+  EXPECT_EQ(session.cached_tokens(), 5);  // the last token drawn was not run
+
+  // The next turn begins with all that was said.
+  conversation.insert(conversation.end(), result.token_ids[0].begin(), result.token_ids[0].end());
+  conversation.insert(conversation.end(), {4, 5});
+  model.calls.clear();
+  result = session.generate(conversation, up_to(2));
+  EXPECT_EQ(result.token_ids[0], foretold(conversation, 2));
+  EXPECT_EQ(result.prompt_tokens, 8);
+  EXPECT_EQ(result.reused_tokens, 5);
+  EXPECT_EQ(sizes_of(model.calls), (std::vector<size_t>{3, 1}));
+}
+
+TEST(GenerationSession, ForgetsWhatDiffersAndRunsTheLastTokenInAnyCase) {
+  SumModel model;
+  GenerationSession session(model);
+  session.generate({1, 2, 3, 4, 5}, up_to(1));
+  const auto generate = [&](const std::vector<TokenId>& prompt) {
+    model.calls.clear();
+    const auto result = session.generate(prompt, up_to(1));
+    EXPECT_EQ(result.token_ids[0], foretold(prompt, 1));
+    EXPECT_EQ(model.calls[0].ids.size(), prompt.size() - static_cast<size_t>(result.reused_tokens));
+    return result.reused_tokens;
+  };
+  EXPECT_EQ(generate({1, 2, 7, 4, 5}), 2);
+  EXPECT_EQ(generate({1, 2, 7, 4, 5}), 4);
+  EXPECT_EQ(generate({1, 2}), 1);
+  EXPECT_EQ(generate({9}), 0);
+}
+
+TEST(GenerationSession, ModelsThatCannotGoBackSoFarBeginAgain) {
+  SumModel model;
+  model.keeps_latest_only = true;
+  GenerationSession session(model);
+  session.generate({1, 2, 3, 4, 5}, up_to(1));
+  auto result = session.generate({1, 2, 3, 4, 6}, up_to(1));
+  EXPECT_EQ(result.reused_tokens, 4);  // back by one
+  result = session.generate({1, 2, 7}, up_to(1));
+  EXPECT_EQ(result.reused_tokens, 0);
+  EXPECT_EQ(result.token_ids[0], foretold({1, 2, 7}, 1));
+}
+
+TEST(GenerationSession, ALargerCacheTakesThePlaceOfAFullOne) {
+  SumModel model(10'000);
+  GenerationSession session(model);
+  const auto reused = [&](int64_t prompt_tokens) {
+    const std::vector<TokenId> prompt(static_cast<size_t>(prompt_tokens), 1);
+    return session.generate(prompt, up_to(2)).reused_tokens;
+  };
+  EXPECT_EQ(reused(3), 0);
+  EXPECT_EQ(reused(4094), 3);
+  EXPECT_EQ(reused(4095), 0);  // with two more it does not fit any longer
+  EXPECT_EQ(reused(4096), 4095);
+  EXPECT_EQ(reused(9000), 0);
+  EXPECT_EQ(model.cache_tokens, (std::vector<int64_t>{4096, 8192, 10'000}));
+}
+
+TEST(GenerationSession, ResetForgetsAndDrawsAsAtTheStart) {
+  SumModel model;
+  GenerationSession session(model);
+  auto options = up_to(6);
+  options.sampling.temperature = 50;
+  const std::vector<TokenId> prompt = {1, 2, 3};
+  const auto first = session.generate(prompt, options).token_ids;
+  const auto second = session.generate(prompt, options).token_ids;
+  session.reset();
+  EXPECT_EQ(session.cached_tokens(), 0);
+  const auto again = session.generate(prompt, options);
+  EXPECT_EQ(again.reused_tokens, 0);
+  EXPECT_EQ(again.token_ids, first);
+  EXPECT_NE(second, first);  // a stream of its own for each call
+}
+
+TEST(GenerationSession, AnErrorLeavesAnEmptySession) {
+  SumModel model;
+  GenerationSession session(model);
+  session.generate({1, 2, 3}, up_to(2));
+  EXPECT_THROW(session.generate({}, up_to(2)), InvalidArgument);
+  EXPECT_EQ(session.cached_tokens(), 4);  // nothing had begun
+  model.nan_from_call = model.calls.size() + 1;
+  EXPECT_THROW(session.generate({1, 2, 3, 4}, up_to(2)), CheckpointError);
+  EXPECT_EQ(session.cached_tokens(), 0);
+  model.nan_from_call = 1000;
+  EXPECT_EQ(session.generate({1, 2, 3}, up_to(2)).token_ids[0], foretold({1, 2, 3}, 2));
+}
+
+TEST(GenerationSession, ImagesAreRefused) {
+  SumModel model;
+  auto options = up_to(1);
+  const ImageGrid grid{};
+  options.image_grids = {&grid, 1};
+  EXPECT_THROW(GenerationSession(model).generate({1}, options), InvalidArgument);
+}
+
+TEST(GenerationSession, APromptThatFillsTheContextRunsNothing) {
+  SumModel model(4);
+  GenerationSession session(model);
+  session.generate({1, 2}, up_to(1));
+  model.calls.clear();
+  EXPECT_TRUE(session.generate({1, 2, 3, 4}, up_to(3)).token_ids[0].empty());
+  EXPECT_TRUE(model.calls.empty());
+  EXPECT_THROW(session.generate({1, 2, 3, 4, 5}, up_to(1)), InvalidArgument);
 }
 
 }  // namespace

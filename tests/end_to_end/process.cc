@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,6 +57,10 @@ void set_environment(const std::map<std::string, std::string>& variables) {
 }  // namespace
 
 Process::Process(const std::vector<std::string>& arguments, const RunOptions& options) {
+  if (options.interactive) {
+    start_at_terminal(arguments, options);
+    return;
+  }
   std::array<int, 2> in = make_pipe();
   std::array<int, 2> out = make_pipe();
   std::array<int, 2> err = options.terminal ? make_terminal() : make_pipe();
@@ -69,6 +74,21 @@ Process::Process(const std::vector<std::string>& arguments, const RunOptions& op
   // Inputs of tests fit in a pipe's buffer.
   [[maybe_unused]] const ssize_t ignored = write(in[1], options.input.data(), options.input.size());
   close_end(in[1]);
+}
+
+// The child leads a session of its own, whose terminal turns Ctrl-C into a signal.
+void Process::start_at_terminal(const std::vector<std::string>& arguments,
+                                const RunOptions& options) {
+  std::array<int, 2> terminal = make_terminal();
+  pid_ = fork();
+  require(pid_ >= 0, "fork");
+  if (pid_ == 0) {
+    setsid();
+    ioctl(terminal[1], TIOCSCTTY, 0);
+    start_child(arguments, options, terminal[1], terminal[1], terminal[1]);
+  }
+  close_end(terminal[1]);
+  out_ = terminal[0];
 }
 
 void Process::start_child(const std::vector<std::string>& arguments, const RunOptions& options,
@@ -120,6 +140,20 @@ bool Process::read_some() {
 void Process::wait_for_output(size_t bytes) {
   while (out_ >= 0 && result_.out.size() < bytes && read_some()) {
   }
+}
+
+void Process::wait_for_text(const std::string& text) {
+  size_t at = 0;
+  while ((at = result_.out.find(text, seen_)) == result_.out.npos) {
+    if (out_ < 0 || !read_some()) {
+      throw std::runtime_error("the command ended without saying \"" + text + "\": " + result_.out);
+    }
+  }
+  seen_ = at + text.size();
+}
+
+void Process::send(const std::string& keys) {
+  require(write(out_, keys.data(), keys.size()) == static_cast<ssize_t>(keys.size()), "write");
 }
 
 void Process::send_signal(int signal) { kill(pid_, signal); }

@@ -8,7 +8,7 @@
 namespace cadre::test {
 namespace {
 
-const std::vector<std::string> kCommands = {"generate", "forward", "experts",
+const std::vector<std::string> kCommands = {"generate", "chat",    "forward", "experts",
                                             "backends", "inspect", "eval"};
 
 TEST(Usage, HelpListsEveryCommandAndExitStatus) {
@@ -32,6 +32,9 @@ std::set<std::string> options_in(const std::string& help) {
 TEST(Usage, HelpShowsTheCommonOptionsThatActInItsCommand) {
   const std::map<std::string, std::vector<std::string>> acting = {
       {"generate",
+       {"--model", "--revision", "--device", "--dtype", "--experts", "--threads", "--prepack",
+        "--dequantize", "--seed", "--decode-experts", "--no-graph"}},
+      {"chat",
        {"--model", "--revision", "--device", "--dtype", "--experts", "--threads", "--prepack",
         "--dequantize", "--seed", "--decode-experts", "--no-graph"}},
       {"forward",
@@ -61,10 +64,14 @@ TEST(Usage, EveryCommandTakesEveryCommonOption) {
       "--json",    "--dequantize", "--experts", "eager",   "--decode-experts", "auto"};
   const TempDir folder;
   const std::string out = folder / "out.safetensors";
+  const auto chat_model = folder / "model";
+  std::filesystem::copy(CADRE_ASSETS "/tiny-moe", chat_model);
+  write_file(chat_model / "chat_template.jinja", "{{ messages[-1].content }}");
   for (std::vector<std::string> call :
        {std::vector<std::string>{"inspect"},
         {"backends"},
         {"generate", "x", "--max-new-tokens", "1"},
+        {"chat", "--model", chat_model},
         {"eval", "--text", CADRE_TEST_DATA "/tiny-moe/heldout.txt", "--window", "1024"},
         {"experts", CADRE_TEST_DATA "/experts/plain.safetensors", "--out", out},
         {"forward", "--model", model_folder("olmoe"), "--inputs", expected_file("olmoe"), "--out",
@@ -105,6 +112,8 @@ TEST(Usage, AnEmptyValueIsNeverTakenForTheDefault) {
       {"generate", "x", "--model", ""},
       {"generate", "x", "--revision", ""},
       {"generate", "x", "--image", ""},
+      {"generate", "x", "--chat", "--system", ""},
+      {"chat", "--system", ""},
       {"generate", "--input-ids", ""},
       {"generate", "--input-ids", ids, "--out", ""},
       {"forward", "--inputs", "", "--out", "o"},

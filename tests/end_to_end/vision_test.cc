@@ -164,6 +164,20 @@ TEST(VisionCommand, ImagesStandBeforeThePromptOrWhereItSays) {
             by_tensors(model, folder, {10, 251, 251, 11, 12, 253, 251, 251, 13}, {tall, wide}));
 }
 
+TEST(VisionCommand, AChatTemplatePlacesTheImages) {
+  const TempDir folder;
+  const auto model = with_tokenizer(folder);
+  write_file(model / "chat_template.jinja",
+             "x{% for part in messages[-1].content %}{{ part.text if part.type == 'text' else "
+             "'<|vision_start|><|image_pad|><|vision_end|>' }}{% endfor %}y");
+  const std::string wide = kPictures + "rgb.png";
+  const Result result = run_cadre({"generate", "ab", "--chat", "--image", wide, "--model", model,
+                                   "--max-new-tokens", "4", "--ignore-eos", "--json"});
+  expect_success(result);
+  EXPECT_EQ(json_of(result).at("output_ids").at(0).get<std::vector<double>>(),
+            by_tensors(model, folder, {33, 253, 251, 251, 254, 10, 11, 34}, {wide}));
+}
+
 TEST(VisionCommand, FaultsOfImagesAreNamed) {
   const TempDir folder;
   const auto model = with_tokenizer(folder);
