@@ -68,7 +68,10 @@ struct AttentionArgs {
   float scale = 1;
   int64_t sliding_window = 0;  // a token sees itself and window - 1 before it; 0 = all
   MutableTensorView out;       // [num_tokens, num_heads, head_dim]
-  bool is_causal = true;       // false: a token sees all of its sequence; only with vision ops
+  /// [num_heads] f32 or absent: a score of each head that takes part in the softmax and has no
+  /// value (attention sinks).
+  TensorView sinks = {};
+  bool is_causal = true;  // false: a token sees all of its sequence; only with vision ops
 };
 
 /// Over what queries and keys are normalised before the rotation.
@@ -177,6 +180,12 @@ struct SampleArgs {
   NextStep next = {};            // optional
 };
 
+/// See DenseOps::dynamic_rope_angles().
+struct DynamicNtk {
+  float factor = 1;
+  int64_t context = 0;
+};
+
 class DenseOps {
  public:
   virtual ~DenseOps() = default;
@@ -218,6 +227,9 @@ class DenseOps {
   /// y += x
   virtual void add(MutableTensorView y, const TensorView& x, const Stream& stream) = 0;
 
+  /// x *= factor
+  virtual void scale(MutableTensorView x, float factor, const Stream& stream) = 0;
+
   /// residual [num_tokens, width] f32 += x, then out = rms_norm(residual).
   virtual void add_rms_norm(MutableTensorView residual, const TensorView& x,
                             const TensorView& weight, float eps, MutableTensorView out,
@@ -239,6 +251,14 @@ class DenseOps {
   virtual void rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
                            float scale, MutableTensorView cos, MutableTensorView sin,
                            const Stream& stream) = 0;
+
+  /// The same with frequencies that fall as the sequence grows beyond `ntk.context` tokens (dynamic
+  /// NTK): with growth = factor * (position + 1) / context - (factor - 1), frequency i is divided
+  /// by growth ^ (i / (half - 1)). half is at least 2.
+  virtual void dynamic_rope_angles(const TensorView& positions,
+                                   const TensorView& inverse_frequencies, const DynamicNtk& ntk,
+                                   MutableTensorView cos, MutableTensorView sin,
+                                   const Stream& stream) = 0;
 
   /// Rotates the first 2 * half elements of every head in place, halves paired (x[i], x[i + half]).
   /// x [num_tokens, num_heads, head_dim], cos and sin [num_tokens, half] f32.

@@ -55,7 +55,7 @@ void Attention::forward(const TensorView& x, MutableTensorView residual, int64_t
                          config_.norm_eps, config_.clip_qkv, rope.cos, rope.sin, context.tokens,
                          cache.keys(layer), cache.values(layer)},
                         {q, cache.keys(layer), cache.values(layer), context.tokens, config_.scale,
-                         config_.sliding_window, mixed},
+                         config_.sliding_window, mixed, weights_.sinks},
                         context.workspace, context.stream);
   ops.linear_add(flat(mixed), weights_.o, residual, context.workspace, context.stream);
 }

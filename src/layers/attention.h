@@ -16,6 +16,7 @@ struct AttentionConfig {
   float norm_eps = 1e-6f;
   std::optional<float> clip_qkv = {};  // |q|, |k|, |v| <= this, after the norms
   size_t rope = 0;                     // which of the decoder's
+  bool has_sinks = false;
 };
 
 struct AttentionWeights {
@@ -25,6 +26,7 @@ struct AttentionWeights {
   LinearWeights o;  // [hidden_size, num_heads * head_dim]
   TensorView q_norm;
   TensorView k_norm;
+  TensorView sinks;  // [num_heads] f32, with has_sinks
 };
 
 class Attention final : public AttentionBlock {

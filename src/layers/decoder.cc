@@ -73,6 +73,7 @@ void Decoder::compute(const DecoderStep& step, KvStore& cache, Workspace& worksp
       context.take(DType::kF32, {plan_.tokens().num_tokens(), config_.hidden_size});
   turn(context);
   ops_.embedding(plan_.token_ids(), weights_.embedding, embedding, stream);
+  if (config_.embedding_scale != 1) ops_.scale(embedding, config_.embedding_scale, stream);
   if (step.images != nullptr) add_images(*step.images, 0, embedding, stream);
   const auto run = [&](Residual&& residual) {
     run_layers(step.images, residual, context);
@@ -95,6 +96,9 @@ void Decoder::turn(const ForwardContext& context) {
     if (axes && plan_.rope_positions()) {
       ops_.rope_angles_on_axes({plan_.rope_positions(), axes.view()}, inverse.view(),
                                frequencies.scale, angles_[i].cos, angles_[i].sin, context.stream);
+    } else if (frequencies.ntk) {
+      ops_.dynamic_rope_angles(context.tokens.positions, inverse.view(), *frequencies.ntk,
+                               angles_[i].cos, angles_[i].sin, context.stream);
     } else {
       ops_.rope_angles(context.tokens.positions, inverse.view(), frequencies.scale, angles_[i].cos,
                        angles_[i].sin, context.stream);
@@ -162,8 +166,9 @@ void Decoder::write_logits(const DecoderStep& step, Residual& residual,
     while (end < count && step.wanted[static_cast<size_t>(end)].target == target + end - begin) {
       ++end;
     }
-    ops_.linear(x.slice(begin, end), weights_.head, step.logits.slice(target, target + end - begin),
-                context.workspace, context.stream);
+    const MutableTensorView logits = step.logits.slice(target, target + end - begin);
+    ops_.linear(x.slice(begin, end), weights_.head, logits, context.workspace, context.stream);
+    if (config_.logits_scale != 1) ops_.scale(logits, config_.logits_scale, context.stream);
     begin = end;
   }
 }

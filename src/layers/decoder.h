@@ -37,6 +37,8 @@ struct DecoderConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   float norm_eps = 1e-6f;
+  float embedding_scale = 1;
+  float logits_scale = 1;
   DType compute_dtype = DType::kF32;
   std::vector<RopeConfig> ropes = {};     // an attention names the one it takes
   std::optional<HyperConfig> hyper = {};  // plain residuals without

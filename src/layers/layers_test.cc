@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -19,12 +20,18 @@ namespace {
 RopeConfig config_of(const Json& row) {
   RopeConfig config;
   const std::string type = row.at("rope_type");
-  config.type = type == "linear"   ? RopeType::kLinear
-                : type == "llama3" ? RopeType::kLlama3
-                                   : RopeType::kYarn;
+  const std::map<std::string, RopeType> types = {{"linear", RopeType::kLinear},
+                                                 {"llama3", RopeType::kLlama3},
+                                                 {"yarn", RopeType::kYarn},
+                                                 {"proportional", RopeType::kProportional}};
+  config.type = types.at(type);
   config.theta = row.at("rope_theta");
-  config.rotary_dim = row.at("head_dim");
-  config.factor = row.at("factor");
+  const int64_t head_dim = row.at("head_dim");
+  const double part = row.value("partial_rotary_factor", 1.0);
+  const auto elements = static_cast<int64_t>(static_cast<double>(head_dim) * part);
+  config.rotary_dim = config.type == RopeType::kProportional ? head_dim : elements;
+  config.turning_dim = elements / 2 * 2;
+  config.factor = row.value("factor", 1.0);
   config.original_max_position = row.value("original_max_position_embeddings", 0.0);
   config.low_freq_factor = row.value("low_freq_factor", 1.0);
   config.high_freq_factor = row.value("high_freq_factor", 4.0);
@@ -39,13 +46,13 @@ RopeConfig config_of(const Json& row) {
 
 TEST(Rope, ScaledFrequenciesEqualTransformers) {
   const Json file = read_json_file(std::filesystem::path(CADRE_TEST_DATA) / "models" / "rope.json");
-  ASSERT_GE(file.at("cases").size(), 6u);
+  ASSERT_GE(file.at("cases").size(), 11u);
   for (const Json& row : file.at("cases")) {
     const RopeFrequencies got = rope_frequencies(config_of(row));
     const std::vector<double> expected = row.at("inverse_frequencies");
     ASSERT_EQ(got.inverse.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_NEAR(static_cast<double>(got.inverse[i]) / expected[i], 1, 1e-5)
+      EXPECT_NEAR(static_cast<double>(got.inverse[i]), expected[i], 1e-5 * expected[i])
           << row.at("rope_type") << " " << i;
     }
     EXPECT_NEAR(got.scale, row.at("scale").get<double>(), 1e-6) << row.at("rope_type");
@@ -60,6 +67,18 @@ TEST(Rope, DefaultFrequenciesArePowersOfTheta) {
   EXPECT_NEAR(got.inverse[1], 0.1f, 1e-7f);
   EXPECT_NEAR(got.inverse[3], 0.001f, 1e-9f);
   EXPECT_EQ(got.scale, 1.0f);
+}
+
+TEST(Rope, DynamicKeepsTheFrequenciesAndSaysHowTheyFall) {
+  RopeConfig config{.type = RopeType::kDynamic, .theta = 10000, .rotary_dim = 8, .factor = 3};
+  config.original_max_position = 16;
+  const RopeFrequencies got = rope_frequencies(config);
+  config.type = RopeType::kDefault;
+  EXPECT_EQ(got.inverse, rope_frequencies(config).inverse);
+  EXPECT_FALSE(rope_frequencies(config).ntk.has_value());
+  ASSERT_TRUE(got.ntk.has_value());
+  EXPECT_EQ(got.ntk->factor, 3.0f);
+  EXPECT_EQ(got.ntk->context, 16);
 }
 
 TEST(KvStore, BytesCountKeysAndValuesOfAllLayers) {

@@ -94,6 +94,16 @@ RopeFrequencies rope_frequencies(const RopeConfig& config) {
     case RopeType::kLinear:
       for (float& frequency : result.inverse) frequency /= static_cast<float>(config.factor);
       break;
+    case RopeType::kDynamic:
+      result.ntk = DynamicNtk{static_cast<float>(config.factor),
+                              static_cast<int64_t>(config.original_max_position)};
+      break;
+    case RopeType::kProportional:
+      for (size_t i = 0; i < result.inverse.size(); ++i) {
+        const bool turns = static_cast<int64_t>(2 * i) < config.turning_dim;
+        result.inverse[i] = turns ? result.inverse[i] / static_cast<float>(config.factor) : 0.0f;
+      }
+      break;
     case RopeType::kLlama3:
       scale_llama3(config, result.inverse);
       break;

@@ -7,16 +7,19 @@
 #include <optional>
 #include <vector>
 
+#include "dense/dense_ops.h"
+
 namespace cadre {
 
-enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
+enum class RopeType : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn, kProportional };
 
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
   double theta = 10000;
   int64_t rotary_dim = 0;            // elements of a head that are rotated; even
-  double factor = 1;                 // linear, llama3, yarn: how far the context is stretched
-  double original_max_position = 0;  // llama3, yarn: the context before stretching
+  int64_t turning_dim = 0;           // proportional: those of them whose frequency is not 0; even
+  double factor = 1;                 // all but default: how far the context is stretched
+  double original_max_position = 0;  // dynamic, llama3, yarn: the context before stretching
   double low_freq_factor = 1;        // llama3
   double high_freq_factor = 4;       // llama3
   double beta_fast = 32;             // yarn
@@ -35,6 +38,7 @@ struct RopeFrequencies {
   std::vector<float> inverse;      // [rotary_dim / 2]
   float scale = 1;                 // of cos and sin
   std::vector<int32_t> axes = {};  // [rotary_dim / 2] 0 time, 1 row, 2 column; empty without M-RoPE
+  std::optional<DynamicNtk> ntk = {};
 };
 
 RopeFrequencies rope_frequencies(const RopeConfig& config);

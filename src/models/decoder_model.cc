@@ -22,7 +22,14 @@ DecoderConfig decoder_config(const BuiltModel& model, DType compute_dtype) {
   const TextConfig& text = model.text;
   const std::vector<RopeConfig> ropes =
       model.ropes.empty() ? std::vector<RopeConfig>{text.rope} : model.ropes;
-  return {text.vocab_size, text.hidden_size, text.norm_eps, compute_dtype, ropes, model.hyper};
+  return {.vocab_size = text.vocab_size,
+          .hidden_size = text.hidden_size,
+          .norm_eps = text.norm_eps,
+          .embedding_scale = text.embedding_scale,
+          .logits_scale = text.logits_scale,
+          .compute_dtype = compute_dtype,
+          .ropes = ropes,
+          .hyper = model.hyper};
 }
 
 }  // namespace

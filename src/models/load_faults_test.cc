@@ -83,6 +83,13 @@ TEST(LoadFaults, LayersMustShareAFormat) {
                {"model.layers.1.mlp.experts", "float32", "bfloat16"});
 }
 
+TEST(LoadFaults, BiasesOfExpertsMustShareADtype) {
+  DamagedCheckpoint checkpoint("gpt_oss");
+  checkpoint.put("model.layers.1.mlp.experts.down_proj_bias", DType::kF32, {8, 64});
+  expect_parts(load_error<CheckpointError>(checkpoint.write()),
+               {"model.layers.1.mlp.experts.down_proj_bias", "expected bfloat16", "found float32"});
+}
+
 TEST(LoadFaults, PackedWithoutDownProjIsMissing) {
   DamagedCheckpoint checkpoint("qwen3_moe_packed");
   checkpoint.tensors.erase("model.layers.0.mlp.experts.down_proj");
@@ -237,7 +244,7 @@ TEST(LoadFaults, ConfigValuesThatCannotBe) {
       {"glm4_moe",
        "rope_parameters",
        {{"partial_rotary_factor", 0.6}},
-       {"rope_parameters.partial_rotary_factor", "got 19"}},
+       {"partial_rotary_factor", "got 19"}},
       {"glm4_moe", "rope_parameters", {{"partial_rotary_factor", 1.5}}, {"1e-06 to 1", "1.5"}},
       {"glm4_moe", "n_shared_experts", -1, {"n_shared_experts"}},
       {"deepseek_v3", "kv_lora_rank", kAbsent, {"kv_lora_rank"}},
@@ -246,6 +253,14 @@ TEST(LoadFaults, ConfigValuesThatCannotBe) {
       {"deepseek_v3", "qk_nope_head_dim", "24", {"qk_nope_head_dim"}},
       {"deepseek_v3", "qk_rope_head_dim", 15, {"qk_rope_head_dim", "even", "15"}},
       {"deepseek_v2", "num_key_value_heads", 2, {"num_key_value_heads", "(4)", "2"}},
+      {"granitemoe", "residual_multiplier", 0, {"residual_multiplier", "1e-06 to 1e+06"}},
+      {"granitemoe", "logits_scaling", -1, {"logits_scaling", "-1"}},
+      {"qwen3_moe_dynamic",
+       "rope_parameters",
+       {{"rope_type", "dynamic"}},
+       {"rope_parameters.factor"}},
+      {"qwen3_moe_dynamic", "head_dim", 2, {"at least 4", "got 2"}},
+      {"minimax_m2", "rotary_dim", 64, {"partial_rotary_factor", "1e-06 to 1", "got 2"}},
       {"mixtral", "num_attention_heads", 5, {"num_attention_heads"}},
   };
   for (const ConfigFault& fault : faults) {
@@ -264,8 +279,8 @@ TEST(LoadFaults, ConfigValuesThatCannotBe) {
 
 TEST(LoadFaults, ConfigValuesThatAreNotServed) {
   DamagedCheckpoint rope("qwen3_moe");
-  rope.config["rope_parameters"] = {{"rope_type", "dynamic"}, {"factor", 2}};
-  expect_parts(load_error<Unsupported>(rope.write()), {"\"dynamic\"", "default, linear"});
+  rope.config["rope_parameters"] = {{"rope_type", "longrope"}, {"factor", 2}};
+  expect_parts(load_error<Unsupported>(rope.write()), {"\"longrope\"", "default, dynamic"});
   rope.config["rope_parameters"] = {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}};
   expect_parts(load_error<Unsupported>(rope.write()), {"partial_rotary_factor", "0.5"});
   rope.config["rope_parameters"] = {{"full_attention", {{"rope_type", "default"}}}};
@@ -274,6 +289,12 @@ TEST(LoadFaults, ConfigValuesThatAreNotServed) {
   rope.config["rope_parameters"] = nullptr;
   rope.config["partial_rotary_factor"] = 0.25;
   expect_parts(load_error<Unsupported>(rope.write()), {"partial_rotary_factor", "0.25"});
+  DamagedCheckpoint gpt_oss("gpt_oss");
+  gpt_oss.config["swiglu_limit"] = 6.5;
+  expect_parts(load_error<Unsupported>(gpt_oss.write()), {"config.json", "swiglu_limit 6.5"});
+  gpt_oss.config.erase("swiglu_limit");
+  gpt_oss.config["layer_types"] = {"full_attention", "chunked_attention"};
+  expect_parts(load_error<Unsupported>(gpt_oss.write()), {"layer_types", "chunked_attention"});
   DamagedCheckpoint activation("qwen3_moe");
   activation.config["hidden_act"] = "xielu";
   expect_parts(load_error<Unsupported>(activation.write()), {"xielu"});

@@ -21,7 +21,7 @@ BuiltModel build_mixtral(ModelBuilder& builder) {
 
   for (int64_t l = 0; l < text.num_layers; ++l) {
     const std::string layer = str_cat("model.layers.", l, ".");
-    const bool packed = builder.weights().has(layer + "mlp.experts.gate_up_proj");
+    const bool packed = builder.weights().has_any(layer + "mlp.");
     builder.add_layer({builder.norm(layer + "input_layernorm.weight", text.hidden_size),
                        builder.attention(layer + "self_attn.", attention, false, false),
                        builder.norm(layer + "post_attention_layernorm.weight", text.hidden_size),

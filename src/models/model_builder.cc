@@ -133,6 +133,9 @@ std::unique_ptr<AttentionBlock> ModelBuilder::attention(const std::string& prefi
     weights.q_norm = norm(prefix + "q_norm.weight", per_head ? config.shape.head_dim : q_width);
     weights.k_norm = norm(prefix + "k_norm.weight", per_head ? config.shape.head_dim : kv_width);
   }
+  if (config.has_sinks) {
+    weights.sinks = float32(prefix + "sinks", {config.shape.num_heads}, "attention");
+  }
   return std::make_unique<Attention>(config, weights);
 }
 

@@ -82,7 +82,7 @@ class ModelBuilder {
   /// `prefix`.weight and, with `bias`, `prefix`.bias
   LinearWeights linear(const std::string& prefix, int64_t out, int64_t in, bool bias,
                        std::string_view part);
-  /// q_proj, k_proj, v_proj, o_proj and, when the config has them, q_norm and k_norm under
+  /// q_proj, k_proj, v_proj, o_proj and, when the config has them, q_norm, k_norm and sinks under
   /// `prefix`.
   std::unique_ptr<AttentionBlock> attention(const std::string& prefix, AttentionConfig config,
                                             bool qkv_bias, bool o_bias);

@@ -13,17 +13,7 @@ std::vector<int64_t> windows(const ConfigReader& config, int64_t num_layers) {
   std::vector<int64_t> result(static_cast<size_t>(num_layers), 0);
   const int64_t window = read_qwen_sliding_window(config);
   if (window == 0) return result;
-  if (config.has("layer_types")) {
-    const std::vector<std::string> types = config.texts("layer_types");
-    if (types.size() != result.size()) {
-      config_error(config,
-                   str_cat("layer_types: expected ", num_layers, " entries, got ", types.size()));
-    }
-    for (size_t l = 0; l < result.size(); ++l) {
-      if (types[l] == "sliding_attention") result[l] = window;
-    }
-    return result;
-  }
+  if (config.has("layer_types")) return read_layer_windows(config, num_layers, window);
   const int64_t max_window_layers = config.integer_or("max_window_layers", 28);
   for (int64_t l = 0; l < std::min(num_layers, max_window_layers); l += 2) {
     result[static_cast<size_t>(l)] = window;

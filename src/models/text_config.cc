@@ -1,5 +1,6 @@
 #include "models/text_config.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cadre/error.h"
@@ -37,27 +38,42 @@ std::optional<double> optional_scale(const ConfigReader& config, std::string_vie
 RopeType parse_rope_type(const ConfigReader& config, const std::string& name) {
   if (name == "default") return RopeType::kDefault;
   if (name == "linear") return RopeType::kLinear;
+  if (name == "dynamic") return RopeType::kDynamic;
   if (name == "llama3") return RopeType::kLlama3;
   if (name == "yarn") return RopeType::kYarn;
-  throw Unsupported(str_cat(config.origin(), ": ", config.path("rope_type"), " ", quote(name),
-                            " is not supported; supported: default, linear, llama3, yarn"));
+  if (name == "proportional") return RopeType::kProportional;
+  throw Unsupported(str_cat(
+      config.origin(), ": ", config.path("rope_type"), " ", quote(name),
+      " is not supported; supported: default, dynamic, linear, llama3, proportional, yarn"));
 }
 
-// Elements of a head that are rotated. What stands inside goes before the top level.
-int64_t read_rotary_dim(const ConfigReader& config, const ConfigReader& parameters,
-                        int64_t head_dim, std::optional<double> family_factor) {
+// The part of a head that is rotated. What stands inside goes before the top level.
+double read_rotated_part(const ConfigReader& config, const ConfigReader& parameters, RopeType type,
+                         std::optional<double> family_part) {
   constexpr std::string_view kKey = "partial_rotary_factor";
   const ConfigReader& place = parameters.has(kKey) ? parameters : config;
-  const double factor = place.number_or(kKey, family_factor.value_or(1));
-  if (!family_factor && factor != 1) {
-    throw Unsupported(str_cat(place.origin(), ": ", place.path(kKey), " ", factor,
+  const double part = place.number_or(kKey, family_part.value_or(1));
+  if (!family_part && type != RopeType::kProportional && part != 1) {
+    throw Unsupported(str_cat(place.origin(), ": ", place.path(kKey), " ", part,
                               " is not supported by this family; supported: 1"));
   }
-  in_range(place, kKey, factor, kSmallest, 1);
-  const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * factor);
-  if (dim >= 2 && dim % 2 == 0) return dim;
-  config_error(place, str_cat(place.path(kKey), ": expected an even number of rotated elements in ",
-                              "a head of ", head_dim, ", got ", dim, " with factor ", factor));
+  return in_range(place, kKey, part, kSmallest, 1);
+}
+
+// How many elements of a head that is.
+void set_rotary_dims(const ConfigReader& config, int64_t head_dim, double part, RopeConfig& rope) {
+  const double elements = static_cast<double>(head_dim) * part;
+  rope.rotary_dim = static_cast<int64_t>(elements);
+  if (rope.type == RopeType::kProportional) {
+    rope.rotary_dim = head_dim;
+    rope.turning_dim = 2 * static_cast<int64_t>(elements / 2);
+  }
+  const int64_t least = rope.type == RopeType::kDynamic ? 4 : 2;
+  if (rope.rotary_dim >= least && rope.rotary_dim % 2 == 0) return;
+  config_error(config,
+               str_cat("partial_rotary_factor: expected an even number of rotated elements, ",
+                       "at least ", least, ", of the ", head_dim, " of a head, got ",
+                       rope.rotary_dim, " with factor ", part));
 }
 
 void refuse_parameters_per_layer_type(const ConfigReader& parameters) {
@@ -103,26 +119,35 @@ void read_yarn(const ConfigReader& parameters, RopeConfig& rope) {
   rope.mscale_all_dim = optional_scale(parameters, "mscale_all_dim", 0);
 }
 
+// How far the context is stretched.
+double read_factor(const ConfigReader& parameters, const TextConfig& text, const RopeConfig& rope) {
+  double factor = 1;
+  if (rope.type == RopeType::kYarn && parameters.is_null("factor")) {
+    factor = static_cast<double>(text.max_position_embeddings) / rope.original_max_position;
+  } else if (rope.type != RopeType::kProportional || parameters.has("factor")) {
+    factor = parameters.number("factor");
+  }
+  return scale(parameters, "factor", factor);
+}
+
 void read_rope_parameters(const ConfigReader& config, const ConfigReader& parameters,
                           const TextConfig& text, const TextDefaults& defaults, RopeConfig& rope) {
   refuse_parameters_per_layer_type(parameters);
-  rope.rotary_dim =
-      read_rotary_dim(config, parameters, text.head_dim, defaults.partial_rotary_factor);
   const ConfigReader& place = parameters.has("rope_theta") ? parameters : config;
   rope.theta = in_range(place, "rope_theta", place.number_or("rope_theta", rope.theta), kSmallest,
                         kLargestTheta);
   const std::string name = parameters.text_or("rope_type", parameters.text_or("type", "default"));
   rope.type = parse_rope_type(parameters, name);
+  const double part =
+      read_rotated_part(config, parameters, rope.type, defaults.partial_rotary_factor);
+  set_rotary_dims(config, text.head_dim, part, rope);
   if (rope.type == RopeType::kDefault) return;
-  if (rope.type != RopeType::kLinear) {
+  if (rope.type == RopeType::kDynamic) {
+    rope.original_max_position = static_cast<double>(text.max_position_embeddings);
+  } else if (rope.type == RopeType::kLlama3 || rope.type == RopeType::kYarn) {
     rope.original_max_position = original_context(config, parameters, text);
   }
-  // Null with yarn: what the two contexts say.
-  const bool is_implied = rope.type == RopeType::kYarn && parameters.is_null("factor");
-  const double factor =
-      is_implied ? static_cast<double>(text.max_position_embeddings) / rope.original_max_position
-                 : parameters.number("factor");
-  rope.factor = scale(parameters, "factor", factor);
+  rope.factor = read_factor(parameters, text, rope);
   if (rope.type == RopeType::kLlama3) read_llama3(parameters, rope);
   if (rope.type == RopeType::kYarn) read_yarn(parameters, rope);
 }
@@ -187,12 +212,35 @@ TextConfig read_text_config(const ConfigReader& config, const TextDefaults& defa
   text.activation = parse_activation(config.text_or("hidden_act", "silu"));
   text.tie_word_embeddings = config.boolean_or("tie_word_embeddings", false);
   text.rope = read_rope(config, text, defaults);
+  if (text.rope.type == RopeType::kDynamic) {  // the others' contexts are stretched already
+    const double context = text.rope.original_max_position * std::max(1.0, text.rope.factor);
+    text.max_position_embeddings = static_cast<int64_t>(std::min(context, kLargestContext));
+  }
   return text;
 }
 
 int64_t read_qwen_sliding_window(const ConfigReader& config) {
   if (!config.boolean_or("use_sliding_window", false) || config.is_null("sliding_window")) return 0;
   return config.integer_or("sliding_window", 4096, 0);
+}
+
+std::vector<int64_t> read_layer_windows(const ConfigReader& config, int64_t num_layers,
+                                        int64_t window) {
+  const std::vector<std::string> types = config.texts("layer_types");
+  if (static_cast<int64_t>(types.size()) != num_layers) {
+    config_error(config,
+                 str_cat("layer_types: expected ", num_layers, " entries, got ", types.size()));
+  }
+  std::vector<int64_t> windows;
+  for (const std::string& type : types) {
+    if (type != "sliding_attention" && type != "full_attention") {
+      throw Unsupported(str_cat(config.origin(), ": layer_types: ", quote(type),
+                                " is not supported by this family; supported: full_attention, ",
+                                "sliding_attention"));
+    }
+    windows.push_back(type == "sliding_attention" ? window : 0);
+  }
+  return windows;
 }
 
 int64_t read_num_experts(const ConfigReader& config) {

@@ -28,11 +28,13 @@ struct TextConfig {
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t max_position_embeddings = 0;
+  int64_t max_position_embeddings = 0;  // the context, with dynamic NTK the stretched one
   float norm_eps = 0;
   Activation activation = Activation::kSilu;
   bool tie_word_embeddings = false;
   RopeConfig rope = {};
+  float embedding_scale = 1;
+  float logits_scale = 1;
 };
 
 /// Throws CheckpointError for values that contradict each other, Unsupported for a rope type or an
@@ -45,6 +47,10 @@ int64_t read_size(const ConfigReader& config, std::string_view key);
 /// Of the Qwen families: 0 (no window) unless use_sliding_window; then sliding_window, where null
 /// is no window and a missing key is 4096, as in Transformers.
 int64_t read_qwen_sliding_window(const ConfigReader& config);
+
+/// The window of each layer by `layer_types`: `window` for sliding_attention, 0 for full_attention.
+std::vector<int64_t> read_layer_windows(const ConfigReader& config, int64_t num_layers,
+                                        int64_t window);
 
 /// num_experts, num_local_experts or n_routed_experts.
 int64_t read_num_experts(const ConfigReader& config);

@@ -82,9 +82,23 @@ void WeightLoader::ignore(const std::string& name) {
 }
 
 void WeightLoader::ignore_all(std::string_view prefix) {
-  for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
-    if (tensor.name.compare(0, prefix.size(), prefix) == 0) ignore(tensor.name);
-  }
+  for (auto it = first_of(prefix); begins(it, prefix); ++it) ignore(it->name);
+}
+
+bool WeightLoader::has_any(std::string_view prefix) const {
+  return begins(first_of(prefix), prefix);
+}
+
+WeightLoader::Position WeightLoader::first_of(std::string_view prefix) const {
+  const std::vector<CheckpointTensor>& tensors = checkpoint_.tensors();  // sorted by name
+  return std::lower_bound(
+      tensors.begin(), tensors.end(), prefix,
+      [](const CheckpointTensor& tensor, std::string_view name) { return tensor.name < name; });
+}
+
+bool WeightLoader::begins(Position tensor, std::string_view prefix) const {
+  return tensor != checkpoint_.tensors().end() &&
+         tensor->name.compare(0, prefix.size(), prefix) == 0;
 }
 
 void WeightLoader::add_fault(std::string fault) {

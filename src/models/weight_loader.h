@@ -24,6 +24,8 @@ class WeightLoader {
 
   const Checkpoint& checkpoint() const { return checkpoint_; }
   bool has(std::string_view name) const { return checkpoint_.find(name) != nullptr; }
+  /// A tensor whose name begins so.
+  bool has_any(std::string_view prefix) const;
 
   /// The tensor `name`, float32, bfloat16 or float16 of this shape. `part` as in TensorReport. A
   /// tensor that is absent or of another kind is noted as a fault; a view of the expected shape
@@ -58,6 +60,10 @@ class WeightLoader {
   std::vector<std::string> missing_and_unfit() const;
 
  private:
+  using Position = std::vector<CheckpointTensor>::const_iterator;
+
+  Position first_of(std::string_view prefix) const;  // the first that may begin so
+  bool begins(Position tensor, std::string_view prefix) const;
   TensorView take_kind(const std::string& name, const Dims& shape, std::string_view part,
                        bool (*fits)(DType), std::string_view expected);
   void check_fault_count() const;

@@ -59,8 +59,8 @@ TEST_P(ForwardModels, CapturedRoutingEqualsTheStoredOne) {
   expect_success(run_cadre({"forward", "--model", model_folder(GetParam()), "--inputs",
                             expected_file(GetParam()), "--out", out, "--capture-experts", "--dtype",
                             "float32"}));
-  const auto actual = sorted_slots(SafetensorsFile::open(out), "moe0");
-  const auto expected = sorted_slots(SafetensorsFile::open(expected_file(GetParam())), "moe0");
+  const auto actual = sorted_slots(SafetensorsFile::open(out), "moe1");
+  const auto expected = sorted_slots(SafetensorsFile::open(expected_file(GetParam())), "moe1");
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) {
     EXPECT_EQ(actual[i].first, expected[i].first) << i;

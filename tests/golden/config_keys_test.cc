@@ -89,6 +89,24 @@ TEST(ConfigKeys, ThatMatterChangeTheLogits) {
       {"deepseek_v4_hub", "rope_scaling", nullptr},
       {"deepseek_v4_hub", "qk_rope_head_dim", 8},
       {"deepseek_v4_hub", "swiglu_limit", nullptr},
+      {"glm4_moe_groups", "n_group", 2},
+      {"glm4_moe_groups", "topk_group", 3},
+      {"glm4_moe_groups", "norm_topk_prob", true},
+      {"glm4_moe_groups", "routed_scaling_factor", 1.0},
+      {"glm4_moe_older_config", "partial_rotary_factor", 0.25},
+      {"granitemoe_older_config", "embedding_multiplier", kAbsent},
+      {"granitemoe_older_config", "residual_multiplier", kAbsent},
+      {"granitemoe_older_config", "attention_multiplier", kAbsent},
+      {"granitemoe_older_config", "logits_scaling", kAbsent},
+      {"minimax_m2_packed", "rope_parameters", nullptr},
+      {"minimax_m2_older_config", "rotary_dim", 8},
+      {"gpt_oss_long", "sliding_window", 19},
+      {"gpt_oss_long", "layer_types", nullptr},  // the first layer's is the short one then
+      {"gpt_oss_long", "rope_scaling", {{"type", "default"}}},
+      {"qwen3_moe_dynamic",
+       "rope_parameters",
+       {{"rope_type", "dynamic"}, {"rope_theta", 100.0}, {"factor", 3.0}}},
+      {"qwen3_moe_proportional", "rope_parameters", {{"rope_theta", 100.0}}},
   };
   for (const Change& change : changes) {
     EXPECT_GT(effect(change), 1e-3) << change.fixture << ": " << change.key;
@@ -130,6 +148,29 @@ TEST(ConfigKeys, OfEqualMeaningGiveEqualBits) {
       {"deepseek_v4_hub", "compress_rope_theta", kAbsent},
       {"deepseek_v4_hub", "compress_ratios", {4, 128, 4}},
       {"deepseek_v4_hub", "scoring_func", kAbsent},
+      {"glm4_moe_older_config", "partial_rotary_factor", kAbsent},
+      {"glm4_moe_older_config", "n_group", kAbsent},
+      {"glm4_moe_older_config", "topk_group", nullptr},
+      {"glm4_moe_older_config", "norm_topk_prob", kAbsent},
+      {"glm4_moe_older_config", "routed_scaling_factor", kAbsent},
+      {"glm4_moe_older_config", "n_shared_experts", kAbsent},
+      {"glm4_moe_older_config", "first_k_dense_replace", kAbsent},
+      {"glm4_moe_older_config", "rms_norm_eps", kAbsent},
+      {"granitemoe_older_config", "attention_bias", kAbsent},
+      {"granitemoe_older_config", "rms_norm_eps", kAbsent},
+      {"minimax_m2_older_config", "rope_theta", kAbsent},
+      {"minimax_m2_older_config", "rms_norm_eps", kAbsent},
+      {"minimax_m2_packed", "rotary_dim", 4},  // partial_rotary_factor goes before it
+      {"gpt_oss_defaults", "sliding_window", 128},
+      {"gpt_oss_defaults", "swiglu_limit", 7.0},
+      {"gpt_oss_defaults", "rms_norm_eps", kAbsent},
+      {"gpt_oss_defaults",
+       "layer_types",
+       {"sliding_attention", "full_attention", "sliding_attention"}},
+      {"gpt_oss_defaults", "rope_scaling", nullptr},
+      {"gpt_oss_long", "attention_bias", kAbsent},
+      {"gpt_oss_long", "rope_scaling", nullptr},  // the family's own parameters are the same
+      {"qwen3_moe_dynamic", "original_max_position_embeddings", 8},  // not this type's key
   };
   for (const Change& change : changes) {
     EXPECT_EQ(effect(change), 0) << change.fixture << ": " << change.key;
@@ -176,6 +217,15 @@ TEST(ConfigKeys, ANullSlidingWindowGivesTheLogitsOfNoWindow) {
     checkpoint.config["use_sliding_window"] = false;
     EXPECT_EQ(logits_with(checkpoint, expected), null) << name;
   }
+}
+
+TEST(ConfigKeys, RotaryDimOfMiniMaxIsThePartThatIsRotated) {
+  const Expected expected = read_expected(fixture("minimax_m2_packed") / "expected.safetensors");
+  DamagedCheckpoint checkpoint("minimax_m2_packed");
+  const std::vector<float> half = logits_with(checkpoint, expected);
+  checkpoint.config["rope_parameters"].erase("partial_rotary_factor");
+  checkpoint.config["rotary_dim"] = 8;  // of 16
+  EXPECT_EQ(logits_with(checkpoint, expected), half);
 }
 
 TEST(ConfigKeys, AllNamesOfTheNumberOfExpertsAreRead) {

@@ -12,8 +12,8 @@ import sys
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, DeepseekV4Config, MixtralConfig, OlmoeConfig, Qwen2MoeConfig,
-                          Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, DeepseekV4Config, DynamicCache, Glm4MoeConfig,
+                          GptOssConfig, GraniteMoeConfig, MiniMaxM2Config, MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig)
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "models"
 COMMON = dict(vocab_size=160, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
@@ -25,6 +25,11 @@ OLMOE = dict(COMMON, intermediate_size=24, num_experts=6)
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 DEEPSEEK_V4 = dict(COMMON, vocab_size=64, num_key_value_heads=1, max_position_embeddings=512, head_dim=16, q_lora_rank=16, o_groups=2,
                    o_lora_rank=8, moe_intermediate_size=16, n_routed_experts=6, index_n_heads=6, index_head_dim=12)
+GLM = dict(COMMON, intermediate_size=40, moe_intermediate_size=16, n_routed_experts=8, head_dim=16)
+GRANITE = dict(COMMON, intermediate_size=24, num_local_experts=6, embedding_multiplier=3.0, residual_multiplier=0.4,
+               attention_multiplier=0.5, logits_scaling=2.5)
+MINIMAX = dict(COMMON, intermediate_size=24, num_local_experts=6, head_dim=16)
+GPT_OSS = dict(COMMON, intermediate_size=24, num_local_experts=6, head_dim=16)
 
 # Odd widths everywhere; sequences of more than 200 tokens stretch over YaRN's original context.
 MLA = dict(COMMON, num_key_value_heads=4, max_position_embeddings=512, intermediate_size=40, moe_intermediate_size=20, n_routed_experts=8,
@@ -42,8 +47,24 @@ def older(config):
     config["torch_dtype"] = config.pop("dtype")
     if config["model_type"].startswith("qwen") and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
-    config.pop("layer_types", None)
+    if config["model_type"] != "gpt_oss":
+        config.pop("layer_types", None)
     config["transformers_version"] = "4.41.0"
+
+
+def without(*keys):
+    def edit(config):
+        for key in keys:
+            del config[key]
+    return edit
+
+
+def renamed(*pairs):
+    def edit(tensors):
+        for old, new in pairs:
+            tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+        return tensors
+    return edit
 
 
 def hub_deepseek(config):
@@ -66,7 +87,8 @@ def with_mtp_layer(tensors):
     for name in ("enorm", "hnorm", "shared_head.norm"):
         extra[f"{prefix}{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
     for name, source in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
-        extra[f"{prefix}{name}.weight"] = tensors[source + ".weight"].clone()
+        if source + ".weight" in tensors:
+            extra[f"{prefix}{name}.weight"] = tensors[source + ".weight"].clone()
     return {**tensors, **extra}
 
 
@@ -165,7 +187,34 @@ CASES = {
                                                hc_eps=0.01, compress_rates={SPARSE: 3, HEAVY: 7}, index_topk=64, sliding_window=30,
                                                mlp_layer_types=["moe", "hash_moe", "moe"], partial_rotary_factor=0.5,
                                                scoring_func="sigmoid", routed_scaling_factor=2.5, mlp_bias=True), None, OWN_NAMES, 26),
+    "glm4_moe_groups": (Glm4MoeConfig(**dict(GLM, num_experts_per_tok=3), num_hidden_layers=2, first_k_dense_replace=0, n_group=4,
+                                      topk_group=2, use_qk_norm=True, norm_topk_prob=False, routed_scaling_factor=2.5,
+                                      n_shared_experts=2, rope_parameters={
+                                          "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "partial_rotary_factor": 0.25,
+                                          "original_max_position_embeddings": 32}), None, None, 40),
+    "glm4_moe_older_config": (Glm4MoeConfig(**GLM, num_hidden_layers=2, tie_word_embeddings=True, attention_bias=True,
+                                            rope_parameters={"rope_type": "default", "rope_theta": 3000.0}),
+                              older, lambda t: with_mtp_layer(packed(t)), 13),
+    "granitemoe_packed": (GraniteMoeConfig(**GRANITE, num_hidden_layers=2, tie_word_embeddings=True, attention_bias=True), None,
+                          renamed(("input_linear.weight", "experts.gate_up_proj"), ("output_linear.weight", "experts.down_proj"),
+                                  ("router.layer", "router")), 13),
+    "granitemoe_older_config": (GraniteMoeConfig(**GRANITE, num_hidden_layers=2, rope_parameters={
+        "rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}), older, None, 13),
+    "minimax_m2_packed": (MiniMaxM2Config(**MINIMAX, num_hidden_layers=2, rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}), None,
+        lambda t: renamed(("block_sparse_moe", "mlp"))(packed(t)), 13),
+    "minimax_m2_older_config": (MiniMaxM2Config(**MINIMAX, num_hidden_layers=2, tie_word_embeddings=True), older, None, 13),
+    "gpt_oss_defaults": (GptOssConfig(**GPT_OSS, num_hidden_layers=3, attention_bias=False, tie_word_embeddings=True),
+                         without("rope_parameters", "layer_types", "sliding_window"), None, 13),
+    "gpt_oss_long": (GptOssConfig(**dict(GPT_OSS, vocab_size=32, max_position_embeddings=512), num_hidden_layers=2, sliding_window=20,
+                                  layer_types=["full_attention", "sliding_attention"]), older, None, 210),
+    "qwen3_moe_proportional": (Qwen3MoeConfig(**QWEN, num_hidden_layers=1, head_dim=16, rope_parameters={
+        "rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "factor": 2.0}), None, None, 24),
+    # A cached decode from the first token on, past the 16 positions that the model knows.
+    "qwen3_moe_dynamic": (Qwen3MoeConfig(**dict(QWEN, max_position_embeddings=16), num_hidden_layers=1, head_dim=16, rope_parameters={
+        "rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}), None, None, 40),
 }
+STEPWISE = {"qwen3_moe_dynamic"}
 
 
 def randomize(model):
@@ -203,28 +252,46 @@ def capture(model, layers):
             seen[f"moe{layer}.output"] = output.reshape(-1, output.shape[-1]).clone()
         return run
 
-    handles = [layer.mlp.experts.register_forward_hook(hook(i)) for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")]
+    blocks = [getattr(layer, "mlp", None) or layer.block_sparse_moe for layer in layers]
+    handles = [block.experts.register_forward_hook(hook(i)) for i, block in enumerate(blocks) if hasattr(block, "experts")]
     return seen, handles
 
 
-def reference(folder, size):
+def stepwise(model, ids, seen):
+    """Logits of all tokens given one by one, and what the experts saw of them, row by row of the batch."""
+    cache = DynamicCache(config=model.config)
+    logits, steps = [], []
+    for t in range(ids.shape[1]):
+        logits.append(model(ids[:, t:t + 1], past_key_values=cache, use_cache=True).logits)
+        steps.append(dict(seen))
+    for name in seen:
+        seen[name] = torch.stack([step[name] for step in steps], 1).flatten(0, 1)
+    return torch.cat(logits, 1)
+
+
+def reference(folder, size, one_by_one):
     batch, length = size if isinstance(size, tuple) else (2, size)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
     model.eval()
     ids = torch.randint(3, model.config.vocab_size, (batch, length))
     seen, handles = capture(model, model.model.layers)
+    def run(ids):
+        return stepwise(model, ids, seen) if one_by_one else model(ids, use_cache=False).logits
+
     with torch.no_grad():
-        logits = model(ids, use_cache=False).logits.float()
+        logits = run(ids).float()
+    expected = dict(seen)
+    seen.clear()
     for handle in handles:
         handle.remove()
     greedy = ids
     with torch.no_grad():
         for _ in range(10):
-            step = model(greedy, use_cache=False).logits[:, -1]
+            step = run(greedy)[:, -1]
             top = step.topk(2).values
             assert ((top[:, 0] - top[:, 1]) > 1e-3).all(), "a near-tie: take another seed"
             greedy = torch.cat([greedy, step.argmax(-1, keepdim=True)], 1)
-    return dict(seen, input_ids=ids, logits=logits, greedy_ids=greedy[:, length:])
+    return dict(expected, input_ids=ids, logits=logits, greedy_ids=greedy[:, length:])
 
 
 def make(name, seed):
@@ -236,7 +303,7 @@ def make(name, seed):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomize(model)
     model.to(torch.bfloat16).save_pretrained(folder)
-    expected = reference(folder, length)
+    expected = reference(folder, length, name in STEPWISE)
     if edit_config:
         text = json.loads((folder / "config.json").read_text())
         edit_config(text)
@@ -267,6 +334,13 @@ def make_rope():
         {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
          "mscale_all_dim": 0.707},
         {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 4096, "attention_factor": 0.75},
+        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 4096,
+         "partial_rotary_factor": 0.5},
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0, "partial_rotary_factor": 0.25},
+        {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 8192, "partial_rotary_factor": 0.5},
+        {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.3, "factor": 2.0},
+        {"rope_type": "proportional", "rope_theta": 10000.0},
     ]:
         config = Qwen3MoeConfig(hidden_size=128, num_attention_heads=2, head_dim=64, max_position_embeddings=131072, rope_parameters=dict(parameters))
         inverse, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu")

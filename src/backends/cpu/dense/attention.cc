@@ -170,6 +170,12 @@ class PieceRun {
     load_floats(at(x.data(), x.dtype(), offset(x, row, head)), x.dtype(), x.dim(2), query);
   }
 
+  // A sink is what a key with a value of zeros would leave behind.
+  SoftmaxState first_state(int64_t head) const {
+    if (!args_.sinks) return {-std::numeric_limits<float>::infinity(), 0.0f};
+    return {args_.sinks.as<float>()[head], 1.0f};
+  }
+
   void begin() {
     each([&](int64_t row, int64_t head, int64_t i) {
       float* query = scratch_.queries + i * widths_.key;
@@ -177,7 +183,7 @@ class PieceRun {
       if (call_.q_rest) load(call_.q_rest, row, head, query + args_.q.dim(2));
       for (int64_t d = 0; d < widths_.key; ++d) query[d] *= args_.scale;
       std::fill_n(scratch_.accumulator + i * widths_.value, widths_.value, 0.0f);
-      scratch_.states[i] = {-std::numeric_limits<float>::infinity(), 0.0f};
+      scratch_.states[i] = first_state(piece_.first_head + head);
     });
   }
 
@@ -254,6 +260,7 @@ void CpuDenseOps::store_kv(const TensorView& x, const StepTokens& tokens, Mutabl
 
 void CpuDenseOps::attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) {
   CADRE_ASSERT(args.q.dim(1) % args.keys.dim(1) == 0 && args.q.dim(2) == args.keys.dim(3));
+  CADRE_ASSERT(!args.sinks || args.sinks.numel() == args.q.dim(1));
   run_attention({args, {}}, workspace, stream);
 }
 

@@ -39,7 +39,14 @@ class AttentionOp : public OpsTest {
   Tensor run(const std::vector<SequenceSpan>& sequences) {
     Tensor out(q_->dtype(), q_->shape());
     std::memset(out->mutable_data(), 0xff, out->nbytes());  // NaN in every dtype
-    ops_.attention({q_.view(), keys_.view(), values_.view(), {sequences}, 0.3f, shape_.window, out},
+    ops_.attention({q_.view(),
+                    keys_.view(),
+                    values_.view(),
+                    {sequences},
+                    0.3f,
+                    shape_.window,
+                    out,
+                    sinks_.view()},
                    workspace_, stream_);
     return out;
   }
@@ -57,7 +64,7 @@ class AttentionOp : public OpsTest {
     const double* keys = wide_keys_.data() + head * dim;
     const double* values = wide_values_.data() + head * dim;
     std::vector<double> result(dim, 0);
-    double sum = 0;
+    double sum = sinks_ ? std::exp(static_cast<double>(sinks_->as<float>()[h])) : 0;
     for (int64_t j = first; j <= position; ++j) {
       double score = 0;
       for (size_t d = 0; d < dim; ++d) {
@@ -73,10 +80,27 @@ class AttentionOp : public OpsTest {
     return result;
   }
 
+  // Three sequences of 108 new tokens.
+  void expect_reference() {
+    const std::vector<SequenceSpan> sequences = {{2, 0, 1, 130}, {0, 1, 37, 0}, {1, 38, 70, 129}};
+    const Tensor out = run(sequences);
+    std::vector<double> reference;
+    for (const SequenceSpan& s : sequences) {
+      for (int64_t t = 0; t < s.num_tokens; ++t) {
+        for (int64_t h = 0; h < shape_.heads; ++h) {
+          const auto row = reference_row(s, t, h);
+          reference.insert(reference.end(), row.begin(), row.end());
+        }
+      }
+    }
+    expect_near(out.view(), reference, 2 * bound(q_->dtype()));
+  }
+
   Shape shape_{};
   Tensor q_;
   Tensor keys_;
   Tensor values_;
+  Tensor sinks_;  // none unless a test sets them
   std::vector<double> wide_q_;
   std::vector<double> wide_keys_;
   std::vector<double> wide_values_;
@@ -102,24 +126,32 @@ std::vector<double> softmax_of(const float* query, const float* keys, const floa
 }
 
 TEST_F(AttentionOp, EqualsTheReference) {
-  const std::vector<SequenceSpan> sequences = {{2, 0, 1, 130}, {0, 1, 37, 0}, {1, 38, 70, 129}};
   for (const DType dtype : kComputeDtypes) {
     for (const Shape& shape : {Shape{4, 4, 64, 0}, Shape{6, 2, 10, 0}, Shape{9, 1, 128, 0},
                                Shape{4, 2, 100, 7}, Shape{2, 1, 16, 64}, Shape{20, 2, 2, 65}}) {
       fill(dtype, shape, 108);
-      const Tensor out = run(sequences);
-      std::vector<double> reference;
-      for (const SequenceSpan& s : sequences) {
-        for (int64_t t = 0; t < s.num_tokens; ++t) {
-          for (int64_t h = 0; h < shape.heads; ++h) {
-            const auto row = reference_row(s, t, h);
-            reference.insert(reference.end(), row.begin(), row.end());
-          }
-        }
-      }
-      expect_near(out.view(), reference, 2 * bound(dtype));
+      expect_reference();
     }
   }
+}
+
+TEST_F(AttentionOp, SinksTakeTheirPartOfTheSoftmax) {
+  for (const DType dtype : kComputeDtypes) {
+    for (const Shape& shape : {Shape{4, 4, 64, 0}, Shape{9, 1, 128, 0}, Shape{4, 2, 100, 7}}) {
+      fill(dtype, shape, 108);
+      sinks_ = random(DType::kF32, {shape.heads}, 3);
+      expect_reference();
+    }
+  }
+}
+
+TEST_F(AttentionOp, ASinkOfMinusInfinityIsNone) {
+  fill(DType::kF32, {2, 1, 16, 0}, 30);
+  const Tensor without = run({{0, 0, 30, 0}});
+  sinks_ = Tensor(DType::kF32, {2});
+  for (int64_t h = 0; h < 2; ++h) set(sinks_, h, -std::numeric_limits<float>::infinity());
+  const Tensor with = run({{0, 0, 30, 0}});
+  EXPECT_EQ(std::memcmp(with->data(), without->data(), with->nbytes()), 0);
 }
 
 TEST_F(AttentionOp, ARowHasTheSameBitsAloneInAPieceAndInABatch) {

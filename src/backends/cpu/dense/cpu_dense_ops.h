@@ -22,11 +22,15 @@ class CpuDenseOps final : public DenseOps {
   void add(MutableTensorView y, const TensorView& x, const Stream& stream) override;
   void add_sigmoid_gated(MutableTensorView y, const TensorView& x, const TensorView& gate,
                          const Stream& stream) override;
+  void scale(MutableTensorView x, float factor, const Stream& stream) override;
   void clamp(MutableTensorView x, float limit, const Stream& stream) override;
   void gated_activation(const TensorView& gate, const TensorView& up, Activation activation,
                         MutableTensorView out, const Stream& stream) override;
   void rope_angles(const TensorView& positions, const TensorView& inverse_frequencies, float scale,
                    MutableTensorView cos, MutableTensorView sin, const Stream& stream) override;
+  void dynamic_rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
+                           const DynamicNtk& ntk, MutableTensorView cos, MutableTensorView sin,
+                           const Stream& stream) override;
   void rope(MutableTensorView x, const TensorView& cos, const TensorView& sin,
             const Stream& stream) override;
   void store_kv(const TensorView& x, const StepTokens& tokens, MutableTensorView cache,

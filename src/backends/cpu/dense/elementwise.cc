@@ -107,6 +107,10 @@ void CpuDenseOps::add_sigmoid_gated(MutableTensorView y, const TensorView& x,
   });
 }
 
+void CpuDenseOps::scale(MutableTensorView x, float factor, const Stream& stream) {
+  map_rows(x, x, x, 1, stream, [factor](float a, float) { return a * factor; });
+}
+
 void CpuDenseOps::clamp(MutableTensorView x, float limit, const Stream& stream) {
   map_rows(x, x, x, 1, stream,
            [limit](float a, float) { return a < -limit ? -limit : (a > limit ? limit : a); });

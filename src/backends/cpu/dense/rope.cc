@@ -40,20 +40,18 @@ struct Angles {
   const MutableTensorView& sin;
 };
 
-// Of position(t, i) * inverse_frequencies[i].
-template <typename Position>
-void fill_angles(const TensorView& inverse_frequencies, float scale, const Angles& out,
-                 const Stream& stream, const Position& position) {
-  const int64_t half = inverse_frequencies.dim(0);
+// Of angle_of(t, i): token t, frequency i.
+template <typename AngleOf>
+void fill_angles(int64_t half, float scale, const Angles& out, const Stream& stream,
+                 const AngleOf& angle_of) {
   const int64_t count = out.cos.dim(0);
-  const float* inverse = inverse_frequencies.as<float>();
   CADRE_ASSERT(out.cos.numel() == count * half && out.sin.numel() == count * half);
   float* cos = out.cos.as<float>();
   float* sin = out.sin.as<float>();
   for_row_ranges(stream, count, 40 * half, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t i = 0; i < half; ++i) {
-        const float angle = static_cast<float>(position(t, i)) * inverse[i];
+        const float angle = angle_of(t, i);
         cos[t * half + i] = std::cos(angle) * scale;
         sin[t * half + i] = std::sin(angle) * scale;
       }
@@ -67,8 +65,10 @@ void CpuDenseOps::rope_angles(const TensorView& positions, const TensorView& inv
                               float scale, MutableTensorView cos, MutableTensorView sin,
                               const Stream& stream) {
   const int32_t* position_of = positions.as<int32_t>();
-  fill_angles(inverse_frequencies, scale, {cos, sin}, stream,
-              [&](int64_t t, int64_t) { return position_of[t]; });
+  const float* inverse = inverse_frequencies.as<float>();
+  fill_angles(inverse_frequencies.dim(0), scale, {cos, sin}, stream, [=](int64_t t, int64_t i) {
+    return static_cast<float>(position_of[t]) * inverse[i];
+  });
 }
 
 void CpuDenseOps::rope_angles_on_axes(const AxisPositions& where,
@@ -78,9 +78,32 @@ void CpuDenseOps::rope_angles_on_axes(const AxisPositions& where,
   const int64_t count = where.positions.dim(1);
   const int32_t* position_of = where.positions.as<int32_t>();
   const int32_t* axis_of = where.axes.as<int32_t>();
+  const float* inverse = inverse_frequencies.as<float>();
   CADRE_ASSERT(count == cos.dim(0) && where.axes.dim(0) == inverse_frequencies.dim(0));
-  fill_angles(inverse_frequencies, scale, {cos, sin}, stream,
-              [&](int64_t t, int64_t i) { return position_of[axis_of[i] * count + t]; });
+  fill_angles(inverse_frequencies.dim(0), scale, {cos, sin}, stream, [=](int64_t t, int64_t i) {
+    return static_cast<float>(position_of[axis_of[i] * count + t]) * inverse[i];
+  });
+}
+
+void CpuDenseOps::dynamic_rope_angles(const TensorView& positions,
+                                      const TensorView& inverse_frequencies, const DynamicNtk& ntk,
+                                      MutableTensorView cos, MutableTensorView sin,
+                                      const Stream& stream) {
+  const int64_t half = inverse_frequencies.dim(0);
+  const int32_t* position_of = positions.as<int32_t>();
+  const float* inverse = inverse_frequencies.as<float>();
+  CADRE_ASSERT(half > 1 && ntk.context > 0);
+  fill_angles(half, 1.0f, {cos, sin}, stream, [=](int64_t t, int64_t i) {
+    const int32_t position = position_of[t];
+    float frequency = inverse[i];
+    if (position >= ntk.context) {
+      const float growth =
+          ntk.factor * static_cast<float>(position + 1) / static_cast<float>(ntk.context) -
+          (ntk.factor - 1.0f);
+      frequency *= std::pow(growth, -static_cast<float>(i) / static_cast<float>(half - 1));
+    }
+    return static_cast<float>(position) * frequency;
+  });
 }
 
 void CpuDenseOps::rope(MutableTensorView x, const TensorView& cos, const TensorView& sin,

@@ -147,6 +147,16 @@ TEST_F(RowOps, AddSigmoidGated) {
   expect_near(y.view(), reference, 1e-6);
 }
 
+TEST_F(RowOps, ScaleMultipliesInPlace) {
+  for (const DType dtype : kComputeDtypes) {
+    const Tensor x = random(dtype, {7, 601});
+    std::vector<double> reference = to_doubles(x.view());
+    for (double& value : reference) value *= static_cast<double>(0.3f);
+    ops_.scale(x, 0.3f, stream_);
+    expect_near(x.view(), reference, bound(dtype));
+  }
+}
+
 TEST_F(RowOps, ClampKeepsNaN) {
   const Tensor x(DType::kBF16, {1, 5});
   const float values[] = {-3, -0.5f, 0.25f, 7, NAN};
@@ -219,6 +229,26 @@ TEST_F(RowOps, RopeRotatesHalvesAndLeavesTheRest) {
   }
 }
 
+// growth at position 39: 2 * 40 / 16 - 1 = 4
+TEST_F(RowOps, DynamicAnglesFallAsTheSequenceGrows) {
+  const std::vector<int32_t> positions = {3, 15, 16, 39, 5000};
+  const std::vector<float> frequencies = {1.0f, 0.1f, 0.01f};
+  const Tensor cos(DType::kF32, {5, 3});
+  const Tensor sin(DType::kF32, {5, 3});
+  ops_.dynamic_rope_angles(vector_view(positions), vector_view(frequencies), {2.0f, 16}, cos, sin,
+                           stream_);
+  const auto c = to_doubles(cos.view());
+  const auto s = to_doubles(sin.view());
+  for (size_t i = 0; i < c.size(); ++i) {
+    const int position = positions[i / 3];
+    const double growth = position < 16 ? 1 : 2.0 * (position + 1) / 16 - 1;
+    const double frequency =
+        static_cast<double>(frequencies[i % 3]) * std::pow(growth, -static_cast<double>(i % 3) / 2);
+    EXPECT_NEAR(c[i], std::cos(position * frequency), 2e-5) << i;
+    EXPECT_NEAR(s[i], std::sin(position * frequency), 2e-5) << i;
+  }
+}
+
 TEST_F(RowOps, NoTokensAndNoAllocations) {
   const Tensor x = random(DType::kF32, {64, 2048});
   const Tensor none(DType::kF32, {0, 2048});
@@ -232,6 +262,7 @@ TEST_F(RowOps, NoTokensAndNoAllocations) {
   ops_.add(x, x.view(), stream_);
   ops_.add_sigmoid_gated(x, x.view(), gate.view(), stream_);
   ops_.clamp(x, 2, stream_);
+  ops_.scale(x, 2, stream_);
   ops_.gated_activation(x.view(), x.view(), Activation::kSilu, x, stream_);
   ops_.gather_rows(x.view(), vector_view(ids), x, stream_);
   const int64_t allocations = counter.count();

@@ -31,6 +31,8 @@ AttentionCall call_of(const AttentionArgs& args) {
   call.max_tokens = args.keys.dim(2);
   call.window = static_cast<int32_t>(std::min<int64_t>(args.sliding_window, INT32_MAX));
   call.scale = args.scale;
+  if (args.sinks) call.sinks = args.sinks.as<float>();
+  CADRE_ASSERT(!args.sinks || args.sinks.numel() == args.q.dim(1));
   return call;
 }
 

@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(kThreads) attend_any_kernel(AttentionCall call
   for (int r = 0; r < kRowsPerWarp; ++r) {
     const int row = warp * kRowsPerWarp + r;
     if (tile.first_row + row >= tile.rows) continue;
-    const float factor = partial == nullptr ? 1.0f / state.sum[r] : 1.0f;
+    const float factor = 1.0f / (state.sum[r] + sink_weight(call, kv_head, tile.first_row + row,
+                                                            state.max[r] * kLog2E));
 #pragma unroll
     for (int i = 0; i < kMaxDims; ++i) {
       const int32_t d = lane + 32 * i;
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) join_splits_kernel(AttentionCall cal
   for (int32_t s = lane; s < used; s += 32) {
     divisor += exp2f(states[s * size] - max) * states[s * size + kFewRows];
   }
-  divisor = warp_sum(divisor);
+  divisor = warp_sum(divisor) + sink_weight(call, kv_head, tile.first_row + row, max);
   float acc[kMaxDims] = {};
 #pragma unroll 4
   for (int32_t s = warp; s < used; s += kWarps) {

@@ -259,6 +259,7 @@ __device__ inline void write_rows(const AttentionCall& call, const AttentionTile
       sum.x += factor * result[d];
       sum.y += factor * result[d + 1];
     }
+    divisor += sink_weight(call, kv_head, tile.first_row + row, max);
     const int64_t to = row_offset(call, tile, kv_head, tile.first_row + row) + d;
     store_one(sum.x / divisor, call.out, call.dtype, to);
     store_one(sum.y / divisor, call.out, call.dtype, to + 1);

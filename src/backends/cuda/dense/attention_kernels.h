@@ -28,10 +28,11 @@ struct AttentionCall {
   int64_t max_tokens = 0;  // of the caches
   int32_t window = 0;      // 0: all
   float scale = 1;
-  int32_t num_splits = 1;     // blocks that share the keys of a tile
-  float* partials = nullptr;  // with splits: see partial_floats(); null: they are one cluster
-  bool is_fresh = false;      // q, keys and values of the step are still to be finished by `fresh`
-  FinishArgs fresh = {};      // only for attend_few(): takes_fresh()
+  const float* sinks = nullptr;  // [num_heads]; null: none
+  int32_t num_splits = 1;        // blocks that share the keys of a tile
+  float* partials = nullptr;     // with splits: see partial_floats(); null: they are one cluster
+  bool is_fresh = false;  // q, keys and values of the step are still to be finished by `fresh`
+  FinishArgs fresh = {};  // only for attend_few(): takes_fresh()
 };
 
 inline constexpr int kFewRows = 16;           // rows of a tile of attend_few() and attend_any()

@@ -194,8 +194,9 @@ __device__ inline void finish_many(const AttentionCall& call, const AttentionTil
       float sum = state.sum[band][half];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const float factor = 1.0f / sum;
       const int32_t row = tile.first_row + (warp * S::kBands + band) * 16 + 8 * half + lane / 4;
+      sum += sink_weight(call, kv_head, row, state.max[band][half]);
+      const float factor = 1.0f / sum;
       if (row >= tile.rows) continue;
       uint16_t* to = static_cast<uint16_t*>(call.out) + row_offset(call, tile, kv_head, row);
 #pragma unroll

@@ -33,6 +33,13 @@ class GpuAttention : public GpuOpsTest {
     keys_ = to_gpu(keys.view());
     values_ = to_gpu(values.view());
     out_ = poisoned(dtype, q_->shape());
+    sinks_ = {};
+    wide_sinks_.clear();
+  }
+  void add_sinks() {
+    const Tensor sinks = random(DType::kF32, {shape_.heads}, 3);
+    wide_sinks_ = to_doubles(sinks.view());
+    sinks_ = to_gpu(sinks.view());
   }
 
   void attend(const GpuTokens& tokens) {
@@ -42,9 +49,9 @@ class GpuAttention : public GpuOpsTest {
     runtime_->synchronize(stream_);
   }
   void attend(const GpuTokens& tokens, Workspace& workspace) {
-    ops_->attention(
-        {q_.view(), keys_.view(), values_.view(), tokens.get(), scale(), shape_.window, out_},
-        workspace, stream_);
+    ops_->attention({q_.view(), keys_.view(), values_.view(), tokens.get(), scale(), shape_.window,
+                     out_, sinks_.view()},
+                    workspace, stream_);
   }
   float scale() const { return 1.5f / std::sqrt(static_cast<float>(shape_.dim)); }
 
@@ -61,7 +68,7 @@ class GpuAttention : public GpuOpsTest {
     const double* keys = wide_keys_.data() + head * dim;
     const double* values = wide_values_.data() + head * dim;
     std::vector<double> result(dim, 0);
-    double sum = 0;
+    double sum = wide_sinks_.empty() ? 0 : std::exp(wide_sinks_[static_cast<size_t>(h)]);
     for (int64_t j = first; j <= position; ++j) {
       double score = 0;
       for (size_t d = 0; d < dim; ++d) score += query[d] * keys[static_cast<size_t>(j) * dim + d];
@@ -105,6 +112,8 @@ class GpuAttention : public GpuOpsTest {
   Tensor keys_;
   Tensor values_;
   Tensor out_;
+  Tensor sinks_;  // none unless a test adds them
+  std::vector<double> wide_sinks_;
   std::vector<double> wide_q_;
   std::vector<double> wide_keys_;
   std::vector<double> wide_values_;
@@ -162,6 +171,26 @@ TEST_F(GpuAttention, LongContextsAreSplit) {
       fill(dtype, shape, 3, 5000);
       attend(gpu_tokens(sequences, stream_));
       EXPECT_LE(error(sequences), limit(dtype)) << name_of(dtype) << " dim " << shape.dim;
+    }
+  }
+}
+
+// One block, split keys and many rows: every kernel that ends a softmax.
+TEST_F(GpuAttention, SinksTakeTheirPartOfTheSoftmax) {
+  const std::vector<SequenceSpan> few = {{1, 0, 1, 4999}, {0, 1, 1, 0}, {2, 2, 1, 3000}};
+  const std::vector<SequenceSpan> many = {{1, 0, 300, 0}, {2, 300, 1, 500}, {0, 301, 411, 77}};
+  for (const DType dtype : kComputeDtypes) {
+    for (const Shape& shape : {Shape{8, 1, 128, 0}, Shape{8, 2, 64, 128}, Shape{6, 2, 10, 0},
+                               Shape{64, 8, 64, 0}, Shape{32, 8, 64, 100}}) {
+      for (const auto& sequences : {few, many}) {
+        const SequenceSpan& last = sequences.back();
+        fill(dtype, shape, last.first_row + last.num_tokens, 5000);
+        add_sinks();
+        attend(gpu_tokens(sequences, stream_));
+        EXPECT_LE(error(sequences, 13), limit(dtype))
+            << name_of(dtype) << " heads " << shape.heads << " dim " << shape.dim << " window "
+            << shape.window << " sequences of " << last.num_tokens;
+      }
     }
   }
 }

@@ -98,4 +98,11 @@ __device__ inline float exp2_fast(float x) {
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 
+/// What the sink of a row's head adds to its divisor; `max`: the row's largest score times log2(e).
+__device__ inline float sink_weight(const AttentionCall& call, int32_t kv_head, int32_t row,
+                                    float max) {
+  if (call.sinks == nullptr) return 0;
+  return exp2f(call.sinks[kv_head * call.group + row % call.group] * kLog2E - max);
+}
+
 }  // namespace cadre::cuda

@@ -47,7 +47,10 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(GatherArgs args) {
   }
 }
 
-enum class Map : uint8_t { kAdd, kAddGated, kClamp, kActivate };
+enum class Map : uint8_t { kAdd, kAddGated, kScale, kClamp, kActivate };
+
+// Whether the second operand counts.
+constexpr bool is_binary(Map map) { return map != Map::kClamp && map != Map::kScale; }
 
 struct MapArgs {
   const void* a;
@@ -59,7 +62,7 @@ struct MapArgs {
   int64_t count;
   int64_t width;      // kAddGated: elements that share a gate
   const float* gate;  // kAddGated
-  float limit;        // kClamp
+  float limit;        // kClamp; kScale: the factor
   Activation activation;
 };
 
@@ -67,6 +70,7 @@ template <Map kMap>
 __device__ float map_one(const MapArgs& args, float a, float b, float gate) {
   if constexpr (kMap == Map::kAdd) return a + b;
   if constexpr (kMap == Map::kAddGated) return a + b * gate;
+  if constexpr (kMap == Map::kScale) return a * args.limit;
   if constexpr (kMap == Map::kClamp) {
     return a < -args.limit ? -args.limit : (a > args.limit ? args.limit : a);  // keeps NaN
   }
@@ -88,13 +92,13 @@ __global__ void __launch_bounds__(kThreads) map_kernel(MapArgs args) {
     float a[8];
     float b[8] = {};
     load_eight(args.a, args.a_dtype, first, a);
-    if constexpr (kMap != Map::kClamp) load_eight(args.b, args.b_dtype, first, b);
+    if constexpr (is_binary(kMap)) load_eight(args.b, args.b_dtype, first, b);
 #pragma unroll
     for (int i = 0; i < 8; ++i) a[i] = map_one<kMap>(args, a[i], b[i], gate);
     store_eight(a, args.out, args.out_dtype, first);
   } else {
     const float a = load_one(args.a, args.a_dtype, first);
-    const float b = kMap == Map::kClamp ? 0.0f : load_one(args.b, args.b_dtype, first);
+    const float b = is_binary(kMap) ? load_one(args.b, args.b_dtype, first) : 0.0f;
     store_one(map_one<kMap>(args, a, b, gate), args.out, args.out_dtype, first);
   }
 }
@@ -163,6 +167,12 @@ void CudaDenseOps::add_sigmoid_gated(MutableTensorView y, const TensorView& x,
   MapArgs args = map_args(y, x, y);
   args.gate = gate.as<float>();
   map<Map::kAddGated>(args, stream);
+}
+
+void CudaDenseOps::scale(MutableTensorView x, float factor, const Stream& stream) {
+  MapArgs args = map_args(x, x, x);
+  args.limit = factor;
+  map<Map::kScale>(args, stream);
 }
 
 void CudaDenseOps::clamp(MutableTensorView x, float limit, const Stream& stream) {

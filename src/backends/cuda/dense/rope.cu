@@ -15,13 +15,22 @@ unsigned blocks_for(int64_t count, int64_t per_block) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    angles_kernel(const int32_t* positions, const float* inverse, float scale, int64_t count,
-                  int64_t half, float* cos_out, float* sin_out) {
+    angles_kernel(const int32_t* positions, const float* inverse, float scale, DynamicNtk ntk,
+                  int64_t count, int64_t half, float* cos_out, float* sin_out) {
   begin_short();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count * half) return;
   // Not the fast forms: angles go up to the longest context, and these reduce them exactly.
-  const float angle = static_cast<float>(positions[index / half]) * inverse[index % half];
+  const int32_t position = positions[index / half];
+  const auto i = static_cast<float>(index % half);
+  float frequency = inverse[index % half];
+  if (ntk.context > 0 && position >= ntk.context) {
+    const float growth =
+        ntk.factor * static_cast<float>(position + 1) / static_cast<float>(ntk.context) -
+        (ntk.factor - 1.0f);
+    frequency *= powf(growth, -i / static_cast<float>(half - 1));
+  }
+  const float angle = static_cast<float>(position) * frequency;
   float sine;
   float cosine;
   sincosf(angle, &sine, &cosine);
@@ -306,18 +315,33 @@ FinishArgs finish_args(const MutableTensorView& x) {
   return args;
 }
 
-}  // namespace
-
-void CudaDenseOps::rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
-                               float scale, MutableTensorView cos, MutableTensorView sin,
-                               const Stream& stream) {
+void angles(const TensorView& positions, const TensorView& inverse_frequencies, float scale,
+            const DynamicNtk& ntk, const MutableTensorView& cos, const MutableTensorView& sin,
+            const Stream& stream) {
   const int64_t half = inverse_frequencies.dim(0);
   const int64_t count = positions.dim(0);
   CADRE_ASSERT(cos.numel() == count * half && sin.numel() == count * half);
   if (count * half == 0) return;
   launch("angles_kernel", angles_kernel, blocks_for(count * half, kThreads), kThreads, 0,
          stream_of(stream), dependent_launch(stream), positions.as<int32_t>(),
-         inverse_frequencies.as<float>(), scale, count, half, cos.as<float>(), sin.as<float>());
+         inverse_frequencies.as<float>(), scale, ntk, count, half, cos.as<float>(),
+         sin.as<float>());
+}
+
+}  // namespace
+
+void CudaDenseOps::rope_angles(const TensorView& positions, const TensorView& inverse_frequencies,
+                               float scale, MutableTensorView cos, MutableTensorView sin,
+                               const Stream& stream) {
+  angles(positions, inverse_frequencies, scale, {}, cos, sin, stream);
+}
+
+void CudaDenseOps::dynamic_rope_angles(const TensorView& positions,
+                                       const TensorView& inverse_frequencies, const DynamicNtk& ntk,
+                                       MutableTensorView cos, MutableTensorView sin,
+                                       const Stream& stream) {
+  CADRE_ASSERT(inverse_frequencies.dim(0) > 1 && ntk.context > 0);
+  angles(positions, inverse_frequencies, 1.0f, ntk, cos, sin, stream);
 }
 
 void CudaDenseOps::rope(MutableTensorView x, const TensorView& cos, const TensorView& sin,

@@ -134,6 +134,17 @@ TEST_F(GpuRowOps, AddSigmoidGated) {
   }
 }
 
+TEST_F(GpuRowOps, ScaleMultipliesInPlace) {
+  for (const DType dtype : kComputeDtypes) {
+    const Tensor x = random(dtype, {7, 601});
+    std::vector<double> reference = to_doubles(x.view());
+    for (double& value : reference) value *= static_cast<double>(0.3f);
+    const Tensor gpu = to_gpu(x.view());
+    ops_->scale(gpu, 0.3f, stream_);
+    expect_near(gpu.view(), reference, bound(dtype));
+  }
+}
+
 TEST_F(GpuRowOps, ClampKeepsNaN) {
   const Tensor x(DType::kBF16, {1, 5});
   const float source[] = {-3, -0.5f, 0.25f, 7, NAN};
@@ -198,6 +209,27 @@ TEST_F(GpuRowOps, RopeAnglesAreExactFarOut) {
         static_cast<double>(static_cast<float>(positions[i / 4]) * frequencies[i % 4]);
     EXPECT_NEAR(c[i], 1.5 * std::cos(angle), 1e-6);
     EXPECT_NEAR(s[i], 1.5 * std::sin(angle), 1e-6);
+  }
+}
+
+// growth at position 39: 2 * 40 / 16 - 1 = 4
+TEST_F(GpuRowOps, DynamicAnglesFallAsTheSequenceGrows) {
+  const std::vector<int32_t> positions = {3, 15, 16, 39, 5000};
+  const std::vector<float> frequencies = {1.0f, 0.1f, 0.01f};
+  const Tensor cos(DType::kF32, {5, 3}, kGpu);
+  const Tensor sin(DType::kF32, {5, 3}, kGpu);
+  ops_->dynamic_rope_angles(to_gpu(vector_tensor(DType::kI32, positions).view()).view(),
+                            to_gpu(vector_tensor(DType::kF32, frequencies).view()).view(),
+                            {2.0f, 16}, cos, sin, stream_);
+  const auto c = values(cos.view());
+  const auto s = values(sin.view());
+  for (size_t i = 0; i < c.size(); ++i) {
+    const int position = positions[i / 3];
+    const double growth = position < 16 ? 1 : 2.0 * (position + 1) / 16 - 1;
+    const double frequency =
+        static_cast<double>(frequencies[i % 3]) * std::pow(growth, -static_cast<double>(i % 3) / 2);
+    EXPECT_NEAR(c[i], std::cos(position * frequency), 2e-5) << i;
+    EXPECT_NEAR(s[i], std::sin(position * frequency), 2e-5) << i;
   }
 }
 

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""The table of docs/models.md, from a run of the golden tests: a family has a "yes" where every test of every fixture of it
+passed on that backend, in float32 (logits, greedy tokens, experts), bfloat16 and float16.
+
+    build/ci/tests/golden/golden_test --gtest_filter='Models/Golden.*' --gtest_output=json:cpu.json
+    scripts/models_table.py cpu.json             writes the table
+    scripts/models_table.py cpu.json --check     fails when the page says something else
+    scripts/models_table.py cpu.json --gpu gpu.json --gpu-run "H200, 2026-11-30, commit 0123456"
+
+A GPU is not everywhere: what golden_gpu_test gave in a recorded run is kept in docs/models_gpu.json and taken from there.
+"""
+import argparse
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/models.md"
+GPU_RUN = ROOT / "docs/models_gpu.json"
+BACKENDS = ("eager", "batched_mm", "grouped_mm")
+BEGIN, END = "<!-- table: scripts/models_table.py -->\n", "<!-- end of the table -->\n"
+
+
+def families():
+    """(architecture, model_type) in the order of the build's table."""
+    return re.findall(r"^cadre_model\((\w+) (\w+)\)$", (ROOT / "src/models/CMakeLists.txt").read_text(), re.MULTILINE)
+
+
+def fixtures():
+    """{fixture: (model_type, layout of the experts)}"""
+    found = {}
+    for folder in sorted((ROOT / "tests/data/models").iterdir()):
+        if not (folder / "expected.safetensors").exists():
+            continue
+        kind = json.loads((folder / "config.json").read_text())["model_type"]
+        names = []
+        for file in folder.glob("model*.safetensors"):
+            with open(file, "rb") as data:
+                names += json.loads(data.read(struct.unpack("<Q", data.read(8))[0]))
+        one_each = any(re.search(r"\.experts\.\d+\.", name) for name in names)
+        found[folder.name] = (kind, "one tensor each" if one_each else "packed")
+    return found
+
+
+def results(file):
+    """{"fixture backend": passed} of a run; cases that were skipped are left out."""
+    passed = {}
+    for suite in json.loads(Path(file).read_text())["testsuites"]:
+        if suite["name"] != "Models/Golden":
+            continue
+        for case in suite["testsuite"]:
+            name = case["name"].split("/")[1]
+            backend = next(b for b in BACKENDS if name.endswith("_" + b))
+            key = f"{name.removesuffix('_' + backend)} {backend}"
+            if case["result"] != "SKIPPED":
+                passed[key] = passed.get(key, True) and not case.get("failures")
+    return passed
+
+
+def answer(names, backend, passed):
+    known = [passed.get(f"{name} {backend}") for name in names]
+    if None in known:
+        return "not run"
+    return "yes" if all(known) else "no"
+
+
+def table(cpu, gpu):
+    lines = ["| family (`model_type`) | experts in the file | " + " | ".join(f"CPU `{b}`" for b in BACKENDS) + " | " +
+             " | ".join(f"GPU `{b}`" for b in BACKENDS) + " |",
+             "|---|---|" + "---|" * (2 * len(BACKENDS))]
+    known = fixtures()
+    for architecture, kind in families():
+        names = [name for name, (model_type, _) in known.items() if model_type == kind]
+        layouts = ", ".join(sorted({known[name][1] for name in names}))
+        cells = [answer(names, b, cpu) for b in BACKENDS] + [answer(names, b, gpu["passed"]) for b in BACKENDS]
+        lines.append(f"| {architecture} (`{kind}`) | {layouts} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\nGPU: {gpu['run']}.\n"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cpu")
+    parser.add_argument("--gpu")
+    parser.add_argument("--gpu-run")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    if args.gpu:
+        record = {"run": args.gpu_run, "passed": results(args.gpu)}
+        GPU_RUN.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    page = PAGE.read_text()
+    head, rest = page.split(BEGIN)
+    made = head + BEGIN + "\n" + table(results(args.cpu), json.loads(GPU_RUN.read_text())) + "\n" + END + rest.split(END)[1]
+    if not args.check:
+        PAGE.write_text(made)
+    elif made != page:
+        sys.exit("docs/models.md: the table is not what this run gave; run scripts/models_table.py (see its head)")
+
+
+if __name__ == "__main__":
+    main()
