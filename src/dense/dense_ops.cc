@@ -99,31 +99,6 @@ void DenseOps::norm_and_route(const NormRouteArgs& args, Workspace& workspace,
         stream);
 }
 
-void DenseOps::linear_heads(const TensorView& /*x*/, const TensorView& /*weight*/,
-                            MutableTensorView /*out*/, Workspace& /*workspace*/,
-                            const Stream& /*stream*/) {
-  CADRE_ASSERT(!"linear_heads: not an op of this device");
-}
-
-size_t DenseOps::linear_heads_workspace_bytes(int64_t /*num_tokens*/, int64_t /*k*/,
-                                              DType /*compute_dtype*/, int /*num_threads*/) const {
-  return 0;
-}
-
-void DenseOps::finish_latent(const LatentRowArgs& /*args*/, const Stream& /*stream*/) {
-  CADRE_ASSERT(!"finish_latent: not an op of this device");
-}
-
-void DenseOps::latent_attention(const LatentAttentionArgs& /*args*/, Workspace& /*workspace*/,
-                                const Stream& /*stream*/) {
-  CADRE_ASSERT(!"latent_attention: not an op of this device");
-}
-
-size_t DenseOps::latent_attention_workspace_bytes(const LatentShape& /*shape*/,
-                                                  int64_t /*max_rows*/, int /*num_threads*/) const {
-  return 0;
-}
-
 void DenseOps::sample(const SampleArgs& /*args*/, Workspace& /*workspace*/,
                       const Stream& /*stream*/) {
   CADRE_ASSERT(!"sample: not an op of this device; use Sampler");

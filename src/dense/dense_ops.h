@@ -121,8 +121,7 @@ struct NextStep {
 /// Multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434) in its absorbed form. The cache
 /// keeps one row a token, for all heads: a latent vector, from which keys and values could be made,
 /// and the part of the keys that rotates. Queries are brought into the latent space, so that the
-/// row serves as key of every head and its latent part as value. The ops for it are the CPU's alone
-/// so far; elsewhere they throw std::logic_error.
+/// row serves as key of every head and its latent part as value.
 struct LatentShape {
   int64_t num_heads = 0;
   int64_t rank = 0;      // of the latent vector
@@ -288,18 +287,21 @@ class DenseOps {
   /// out[t, h] = W_h x[t, h] for every head: x [num_tokens, num_heads, K] and out [num_tokens,
   /// num_heads, N] with any strides but the last, weight [num_heads, N, K] with any strides.
   virtual void linear_heads(const TensorView& x, const TensorView& weight, MutableTensorView out,
-                            Workspace& workspace, const Stream& stream);
+                            Workspace& workspace, const Stream& stream) = 0;
   virtual size_t linear_heads_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,
-                                              int num_threads) const;
+                                              int num_threads) const = 0;
 
-  virtual void finish_latent(const LatentRowArgs& args, const Stream& stream);
+  virtual void finish_latent(const LatentRowArgs& args, const Stream& stream) = 0;
+
+  /// Whether latent_attention() takes rows of this shape.
+  virtual bool serves(const LatentShape& /*shape*/) const { return true; }
 
   /// Causal attention of the new tokens over latent rows, see LatentShape.
   virtual void latent_attention(const LatentAttentionArgs& args, Workspace& workspace,
-                                const Stream& stream);
+                                const Stream& stream) = 0;
   /// `max_rows`: tokens of a step times heads of a call.
   virtual size_t latent_attention_workspace_bytes(const LatentShape& shape, int64_t max_rows,
-                                                  int num_threads) const;
+                                                  int num_threads) const = 0;
 
   /// logits [num_tokens, E] f32 -> top_k_index [num_tokens, k] i32 (distinct, in range, best first;
   /// ties to the lower id; NaN logits count as minus infinity, so a row with some NaN still routes

@@ -21,11 +21,6 @@ double softmax_scale(const RopeConfig& rope, int64_t key_dim) {
 MlaOptions read_mla(const ModelBuilder& builder) {
   const ConfigReader& config = builder.config();
   const TextConfig& text = builder.text();
-  if (builder.device().type != DeviceType::kCpu) {
-    throw Unsupported(str_cat(config.origin(),
-                              ": multi-head latent attention has no operations on ",
-                              builder.device(), " in this build; use --device cpu"));
-  }
   if (text.num_kv_heads != text.num_heads) {
     config_error(config, str_cat("num_key_value_heads: expected num_attention_heads (",
                                  text.num_heads, "), got ", text.num_kv_heads));
@@ -40,6 +35,11 @@ MlaOptions read_mla(const ModelBuilder& builder) {
   mla.rope_dim = text.head_dim;
   mla.value_dim = read_size(config, "v_head_dim");
   mla.scale = static_cast<float>(softmax_scale(text.rope, mla.nope_dim + mla.rope_dim));
+  if (!dense_ops(builder.device().type).serves({mla.num_heads, mla.rank, mla.rope_dim})) {
+    throw Unsupported(str_cat(config.origin(), ": latent attention with kv_lora_rank ", mla.rank,
+                              " and qk_rope_head_dim ", mla.rope_dim, " does not run on ",
+                              builder.device(), "; use --device cpu"));
+  }
   options.bias = config.boolean_or("attention_bias", false);
   return options;
 }

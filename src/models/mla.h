@@ -15,8 +15,8 @@ struct MlaOptions {
 };
 
 /// q_lora_rank (null: queries without compression), kv_lora_rank, qk_nope_head_dim,
-/// qk_rope_head_dim, v_head_dim, attention_bias. Throws Unsupported on a GPU, whose operations for
-/// it are not there yet.
+/// qk_rope_head_dim, v_head_dim, attention_bias. Throws Unsupported for sizes that the device does
+/// not serve.
 MlaOptions read_mla(const ModelBuilder& builder);
 
 /// q_proj, or q_a_proj, q_a_layernorm and q_b_proj; kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj

@@ -53,6 +53,18 @@ class CudaDenseOps final : public DenseOps {
                          const Stream& stream) override;
   size_t attention_workspace_bytes(const AttentionShape& shape, int64_t max_tokens,
                                    int num_threads) const override;
+  void linear_heads(const TensorView& x, const TensorView& weight, MutableTensorView out,
+                    Workspace& workspace, const Stream& stream) override;
+  size_t linear_heads_workspace_bytes(int64_t /*num_tokens*/, int64_t /*k*/,
+                                      DType /*compute_dtype*/, int /*num_threads*/) const override {
+    return 0;
+  }
+  bool serves(const LatentShape& shape) const override;
+  void finish_latent(const LatentRowArgs& args, const Stream& stream) override;
+  void latent_attention(const LatentAttentionArgs& args, Workspace& workspace,
+                        const Stream& stream) override;
+  size_t latent_attention_workspace_bytes(const LatentShape& shape, int64_t max_rows,
+                                          int num_threads) const override;
   void route(const TensorView& logits, const TensorView& correction_bias,
              const RouterOptions& options, MutableTensorView top_k_index,
              MutableTensorView top_k_weights, Workspace& workspace, const Stream& stream) override;
