@@ -172,7 +172,7 @@ void DecoderModel::run_steps(const ForwardInput& input, DecoderCache& cache, con
     if (!is_direct && outputs_.begin(wanted_, info_.vocab_size, info_.device)) graphs_.clear();
     if (outcome.request != nullptr) outputs_.set_uniform(outcome.request->uniform, stream_);
     DecoderStep step{ids, spans_, wanted_, is_direct ? outcome.logits : outputs_.logits()};
-    if (images_) images_->give(begin, end, step);
+    if (images_) images_->give(begin, end, step, stream_);
     for (const SequenceSpan& s : spans_) {
       store.note_written(s.slot, s.past, s.past + s.num_tokens);
     }

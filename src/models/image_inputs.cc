@@ -5,6 +5,7 @@
 #include "cadre/error.h"
 #include "cadre/thread_pool.h"
 #include "core/checked_math.h"
+#include "core/device_runtime.h"
 #include "core/str_cat.h"
 
 namespace cadre {
@@ -183,7 +184,7 @@ void ImageInputs::begin(const ForwardInput& input, std::span<const int64_t> leng
   }
 }
 
-void ImageInputs::give(int64_t first, int64_t end, DecoderStep& step) {
+void ImageInputs::give(int64_t first, int64_t end, DecoderStep& step, const Stream& stream) {
   step_positions_.clear();
   if (positions_.empty()) return;
   for (int64_t axis = 0; axis < kRopeAxes; ++axis) {
@@ -198,6 +199,10 @@ void ImageInputs::give(int64_t first, int64_t end, DecoderStep& step) {
   step_rows_.assign(from, to);
   for (int32_t& row : step_rows_) row -= static_cast<int32_t>(first);
   step_images_.rows = {step_rows_.data(), DType::kI32, {to - from}};
+  if (stream.device.type != DeviceType::kCpu) {
+    rows_on_device_ = to_device_of(stream, step_images_.rows);
+    step_images_.rows = rows_on_device_.view();
+  }
   step_images_.features.clear();
   for (const Tensor& feature : features_) {
     step_images_.features.push_back(

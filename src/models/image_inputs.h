@@ -43,8 +43,8 @@ class ImageInputs {
   void begin(const ForwardInput& input, std::span<const int64_t> lengths,
              std::span<const RopeShift> shifts, const Stream& stream);
   /// Gives a step over the new tokens [first, end) what it needs of images and positions; views are
-  /// valid until the next call.
-  void give(int64_t first, int64_t end, DecoderStep& step);
+  /// valid until the next call, when the step must be done.
+  void give(int64_t first, int64_t end, DecoderStep& step, const Stream& stream);
   /// What begin() found, for when the tokens are in the cache.
   void store_shifts(std::span<RopeShift> shifts) const;
 
@@ -71,6 +71,7 @@ class ImageInputs {
   // Of the step under way.
   std::vector<int32_t> step_positions_;  // [kRopeAxes, num_tokens]
   std::vector<int32_t> step_rows_;
+  Tensor rows_on_device_;  // the same; empty on the CPU
   StepImages step_images_;
 };
 

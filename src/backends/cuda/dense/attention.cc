@@ -12,7 +12,6 @@ namespace {
 constexpr int64_t kEnoughBlocks = 66;  // half an H200: more blocks than that need no splits
 
 AttentionCall call_of(const AttentionArgs& args) {
-  CADRE_ASSERT(args.is_causal);
   CADRE_ASSERT(args.q.dim(1) % args.keys.dim(1) == 0 && args.q.dim(2) == args.keys.dim(3));
   CADRE_ASSERT(args.q.dtype() == args.keys.dtype() && args.keys.dtype() == args.values.dtype() &&
                args.out.dtype() == args.q.dtype());
@@ -33,6 +32,7 @@ AttentionCall call_of(const AttentionArgs& args) {
   call.scale = args.scale;
   if (args.sinks) call.sinks = args.sinks.as<float>();
   CADRE_ASSERT(!args.sinks || args.sinks.numel() == args.q.dim(1));
+  call.is_causal = args.is_causal;
   return call;
 }
 

@@ -27,6 +27,7 @@ struct AttentionCall {
   int32_t head_dim = 0;
   int64_t max_tokens = 0;  // of the caches
   int32_t window = 0;      // 0: all
+  bool is_causal = true;   // else a token sees all of its sequence
   float scale = 1;
   const float* sinks = nullptr;  // [num_heads]; null: none
   int32_t num_splits = 1;        // blocks that share the keys of a tile

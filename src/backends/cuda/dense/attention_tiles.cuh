@@ -13,9 +13,11 @@ struct AttentionTile {
   int32_t past;
   int32_t first_row;  // of this tile
   int32_t rows;       // of the sequence: num_tokens * group; 0: there is no such tile
+  bool is_causal;
 
+  /// The last key that a row sees.
   __device__ int32_t position(int32_t row, int32_t group) const {
-    return past + min(row, rows - 1) / group;
+    return past + (is_causal ? min(row, rows - 1) / group : num_tokens - 1);
   }
   /// Keys that at least one of `count` rows of the tile sees: [begin, end).
   __device__ int32_t key_begin(int32_t group, int32_t window) const {
@@ -58,6 +60,7 @@ __device__ inline AttentionTile find_tile(const AttentionCall& call, int32_t ind
     const int32_t before = __shfl_sync(~0u, end - tiles, owner);
     tile.first_row = (index - before) * rows_per_tile;
     tile.rows = tile.num_tokens * call.group;
+    tile.is_causal = call.is_causal;
     return tile;
   }
   return {};

@@ -71,6 +71,18 @@ class CudaDenseOps final : public DenseOps {
   size_t route_workspace_bytes(int64_t num_experts, int num_threads) const override;
   void norm_and_route(const NormRouteArgs& args, Workspace& workspace,
                       const Stream& stream) override;
+  bool has_vision_ops() const override { return true; }
+  void layer_norm(const TensorView& x, const TensorView& weight, const TensorView& bias, float eps,
+                  MutableTensorView out, const Stream& stream) override;
+  void plain_activation(const TensorView& x, Activation activation, MutableTensorView out,
+                        const Stream& stream) override;
+  void rope_angles_on_axes(const AxisPositions& where, const TensorView& inverse_frequencies,
+                           float scale, MutableTensorView cos, MutableTensorView sin,
+                           const Stream& stream) override;
+  void add_weighted_rows(const TensorView& table, const TensorView& rows, const TensorView& weights,
+                         MutableTensorView y, const Stream& stream) override;
+  void scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
+                    MutableTensorView y, const Stream& stream) override;
   void sample(const SampleArgs& args, Workspace& workspace, const Stream& stream) override;
   size_t sample_workspace_bytes(int64_t num_rows, int64_t vocab_size) const override;
 };

@@ -94,6 +94,29 @@ class GpuOpsTest : public testing::Test {
     EXPECT_LE(test::relative_error(values(out), reference), limit);
   }
 
+  /// The same numbers in float32, on the host.
+  static Tensor wide(const TensorView& x) {
+    Tensor result(DType::kF32, x.shape());
+    const std::vector<double> values = test::to_doubles(x);
+    for (size_t i = 0; i < values.size(); ++i) {
+      set(result, static_cast<int64_t>(i), static_cast<float>(values[i]));
+    }
+    return result;
+  }
+  static Tensor integers(const std::vector<int32_t>& values, const Dims& shape) {
+    Tensor tensor(DType::kI32, shape);
+    std::memcpy(tensor->mutable_data(), values.data(), values.size() * sizeof(int32_t));
+    return tensor;
+  }
+  void expect_as(const TensorView& gpu, const Tensor& cpu, double limit) {
+    expect_near(gpu, test::to_doubles(cpu.view()), limit);
+  }
+
+  // The CPU's operations have tests against float64 of their own; in float32 they are the reference
+  // of operations that are plain here.
+  ThreadPool threads_{1};
+  Stream host_ = Stream::cpu(threads_);
+  DenseOps& cpu_ = dense_ops(DeviceType::kCpu);
   DeviceRuntime* runtime_ = nullptr;
   std::unique_ptr<DeviceStream> device_stream_;
   Stream stream_;
