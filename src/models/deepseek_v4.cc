@@ -280,6 +280,10 @@ class V4Builder {
   TensorView take(const std::string& name, const Dims& shape, std::string_view part) {
     return builder_.weights().take(name, shape, part);
   }
+  // Of hyper-connections, whose streams are float32: a GPU keeps them so.
+  TensorView take_wide(const std::string& name, const Dims& shape) {
+    return builder_.weights().take_float32(name, shape, "residual");
+  }
   LinearWeights matrix(const std::string& name, int64_t out, int64_t in) {
     return {take(name, {out, in}, "attention"), {}};
   }
@@ -294,12 +298,11 @@ class V4Builder {
     model.hyper = v4_.hyper;
     model.needs_compressed_ops = true;
     model.weights.head_connection = {
-        {take(names_.in(prefix, "hc_head_fn", "hc_head.hc_fn"),
-              {v4_.hyper.num_streams, v4_.hyper.num_streams * text.hidden_size}, "residual"),
+        {take_wide(names_.in(prefix, "hc_head_fn", "hc_head.hc_fn"),
+                   {v4_.hyper.num_streams, v4_.hyper.num_streams * text.hidden_size}),
          {}},
-        take(names_.in(prefix, "hc_head_base", "hc_head.hc_base"), {v4_.hyper.num_streams},
-             "residual"),
-        take(names_.in(prefix, "hc_head_scale", "hc_head.hc_scale"), {1}, "residual")};
+        take_wide(names_.in(prefix, "hc_head_base", "hc_head.hc_base"), {v4_.hyper.num_streams}),
+        take_wide(names_.in(prefix, "hc_head_scale", "hc_head.hc_scale"), {1})};
   }
 
   void layer(int64_t l) {
@@ -317,8 +320,8 @@ class V4Builder {
     const int64_t n = v4_.hyper.num_streams;
     const int64_t mix = (2 + n) * n;
     const auto part = [&](const char* name, const Dims& shape) {
-      return take(names_.of(str_cat(prefix, hub, name), str_cat(prefix, transformers, name)), shape,
-                  "residual");
+      return take_wide(names_.of(str_cat(prefix, hub, name), str_cat(prefix, transformers, name)),
+                       shape);
     };
     return {{part("fn", {mix, n * hidden()}), {}}, part("base", {mix}), part("scale", {3})};
   }

@@ -94,8 +94,10 @@ std::unique_ptr<DecoderModel> load_on_device(Opened opened, const LoadOptions& o
   WeightPlacement placement(opened.info.device, opened.info.compute_dtype);
   for (const TensorReport& tensor : opened.weights.used()) {
     const TensorView& view = opened.checkpoint.find(tensor.name)->view;
-    const bool keep = opened.weights.is_float32(tensor.name);
-    placement.add(tensor.name, view, tensor.part, keep ? DType::kF32 : opened.info.compute_dtype);
+    const bool is_table = view.dtype() == DType::kI32 || view.dtype() == DType::kI64;
+    const DType computed =
+        opened.weights.is_float32(tensor.name) ? DType::kF32 : opened.info.compute_dtype;
+    placement.add(tensor.name, view, tensor.part, is_table ? view.dtype() : computed);
   }
   ThreadPool threads(options.num_threads);
   placement.load(threads, options.progress);

@@ -83,6 +83,26 @@ class CudaDenseOps final : public DenseOps {
                          MutableTensorView y, const Stream& stream) override;
   void scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
                     MutableTensorView y, const Stream& stream) override;
+  // has_compressed_ops() stays false until a whole DeepSeek-V4 has passed its golden tests here.
+  void rope_pairs(MutableTensorView x, int64_t first, const TensorView& cos, const TensorView& sin,
+                  bool inverse, const Stream& stream) override;
+  void route_by_table(const TensorView& logits, const TensorView& token_ids,
+                      const TensorView& table, const RouterOptions& options,
+                      MutableTensorView top_k_index, MutableTensorView top_k_weights,
+                      Workspace& workspace, const Stream& stream) override;
+  void clamp_gated(MutableTensorView gate, MutableTensorView up, float limit,
+                   const Stream& stream) override;
+  void store_ring(const TensorView& x, const StepTokens& tokens, MutableTensorView ring,
+                  const Stream& stream) override;
+  void compress(const CompressArgs& args, Workspace& workspace, const Stream& stream) override;
+  void pick_entries(const PickEntriesArgs& args, Workspace& workspace,
+                    const Stream& stream) override;
+  size_t pick_entries_workspace_bytes(int64_t num_heads, int64_t width, int64_t k,
+                                      int num_threads) const override;
+  void shared_kv_attention(const SharedKvAttentionArgs& args, Workspace& workspace,
+                           const Stream& stream) override;
+  void hyper_collapse(const HyperCollapseArgs& args, const Stream& stream) override;
+  void hyper_expand(const HyperExpandArgs& args, const Stream& stream) override;
   void sample(const SampleArgs& args, Workspace& workspace, const Stream& stream) override;
   size_t sample_workspace_bytes(int64_t num_rows, int64_t vocab_size) const override;
 };

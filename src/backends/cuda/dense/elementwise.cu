@@ -47,6 +47,18 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(GatherArgs args) {
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    clamp_gated_kernel(void* gate, DType gate_dtype, void* up, DType up_dtype, float limit,
+                       int64_t count) {
+  begin_dependent();
+  const int64_t i = thread_index();
+  if (i >= count) return;
+  const float g = load_one(gate, gate_dtype, i);
+  const float u = load_one(up, up_dtype, i);
+  store_one(g > limit ? limit : g, gate, gate_dtype, i);  // keeps NaN
+  store_one(u < -limit ? -limit : (u > limit ? limit : u), up, up_dtype, i);
+}
+
 enum class Map : uint8_t { kAdd, kAddGated, kScale, kClamp, kActivate };
 
 // Whether the second operand counts.
@@ -179,6 +191,15 @@ void CudaDenseOps::clamp(MutableTensorView x, float limit, const Stream& stream)
   MapArgs args = map_args(x, x, x);
   args.limit = limit;
   map<Map::kClamp>(args, stream);
+}
+
+void CudaDenseOps::clamp_gated(MutableTensorView gate, MutableTensorView up, float limit,
+                               const Stream& stream) {
+  CADRE_ASSERT(gate.numel() == up.numel());
+  if (gate.numel() == 0) return;
+  launch("clamp_gated_kernel", clamp_gated_kernel, blocks_for(gate.numel()), kThreads, 0,
+         stream_of(stream), dependent_launch(stream), gate.mutable_data(), gate.dtype(),
+         up.mutable_data(), up.dtype(), limit, gate.numel());
 }
 
 void CudaDenseOps::gated_activation(const TensorView& gate, const TensorView& up,

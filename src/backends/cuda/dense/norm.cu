@@ -15,7 +15,7 @@ struct NormArgs {
   DType x_dtype;
   const void* added;  // null, or [rows, width]: x is float32, becomes x + added, and is normalised
   DType added_dtype;
-  const void* weight;
+  const void* weight;  // null: ones
   DType weight_dtype;
   void* out;
   DType out_dtype;
@@ -23,6 +23,12 @@ struct NormArgs {
   int64_t width;
   float eps;
 };
+
+__device__ void load_weight(const NormArgs& args, int64_t i, float (&w)[8]) {
+  if (args.weight != nullptr) return load_eight(args.weight, args.weight_dtype, i, w);
+#pragma unroll
+  for (float& x : w) x = 1.0f;
+}
 
 // x + added, which is kept in x.
 __device__ void add_eight(const NormArgs& args, int64_t i, float (&x)[8]) {
@@ -63,7 +69,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
     const int64_t v = lane + i * kThreads;
-    if (v < vectors) load_eight(args.weight, args.weight_dtype, 8 * v, w[i]);
+    if (v < vectors) load_weight(args, 8 * v, w[i]);
   }
   begin_short();
   if (row >= args.rows) return;  // whole warps: kThreads is 32 or the block
@@ -103,7 +109,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     float more[8];
     float scale[8];
     load_eight(args.x, args.x_dtype, first + 8 * v, more);
-    load_eight(args.weight, args.weight_dtype, 8 * v, scale);
+    load_weight(args, 8 * v, scale);
 #pragma unroll
     for (int j = 0; j < 8; ++j) more[j] *= factor * scale[j];
     store_eight(more, args.out, args.out_dtype, first + 8 * v);
@@ -131,7 +137,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   const float factor = norm_factor(row_sum<kThreads>(sum), args);
   for (int64_t i = lane; i < args.width; i += kThreads) {
     const float x = load_one(args.x, args.x_dtype, first + i);
-    const float w = load_one(args.weight, args.weight_dtype, i);
+    const float w = args.weight != nullptr ? load_one(args.weight, args.weight_dtype, i) : 1.0f;
     store_one(x * factor * w, args.out, args.out_dtype, first + i);
   }
 }
@@ -155,7 +161,7 @@ void norm(const NormArgs& args, const Stream& stream) {
 void CudaDenseOps::rms_norm(const TensorView& x, const TensorView& weight, float eps,
                             MutableTensorView out, const Stream& stream) {
   const int64_t width = row_width(x);
-  CADRE_ASSERT(weight.numel() == width && out.numel() == x.numel());
+  CADRE_ASSERT((!weight || weight.numel() == width) && out.numel() == x.numel());
   NormArgs args = {};
   args.x = x.data();
   args.x_dtype = x.dtype();

@@ -38,6 +38,24 @@ __global__ void __launch_bounds__(kThreads)
   sin_out[index] = sine * scale;
 }
 
+// A thread for each pair of neighbours.
+__global__ void __launch_bounds__(kThreads)
+    rope_pairs_kernel(void* x, DType dtype, const float* cos, const float* sin, float sign,
+                      int64_t first, int64_t heads, int64_t head_dim, int64_t half, int64_t count) {
+  begin_dependent();
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= count) return;
+  const int64_t row = index / half;  // token and head
+  const int64_t i = index % half;
+  const int64_t angle = row / heads * half + i;
+  const int64_t at = row * head_dim + first + 2 * i;
+  const float a = load_one(x, dtype, at);
+  const float b = load_one(x, dtype, at + 1);
+  const float sine = sign * sin[angle];
+  store_one(a * cos[angle] - b * sine, x, dtype, at);
+  store_one(b * cos[angle] + a * sine, x, dtype, at + 1);
+}
+
 // kWidth neighbouring elements.
 template <typename T, int kWidth>
 struct alignas(kWidth * sizeof(T)) Few {
@@ -351,6 +369,17 @@ void CudaDenseOps::rope(MutableTensorView x, const TensorView& cos, const Tensor
   args.parts[0] = head_args(x);
   args.parts[0].rotates = true;
   finish(args, false, stream);
+}
+
+void CudaDenseOps::rope_pairs(MutableTensorView x, int64_t first, const TensorView& cos,
+                              const TensorView& sin, bool inverse, const Stream& stream) {
+  const int64_t half = cos.dim(1);
+  const int64_t count = x.dim(0) * x.dim(1) * half;
+  CADRE_ASSERT(first >= 0 && first + 2 * half <= x.dim(2) && cos.dim(0) == x.dim(0));
+  if (count == 0) return;
+  launch("rope_pairs_kernel", rope_pairs_kernel, blocks_for(count, kThreads), kThreads, 0,
+         stream_of(stream), dependent_launch(stream), x.mutable_data(), x.dtype(), cos.as<float>(),
+         sin.as<float>(), inverse ? -1.0f : 1.0f, first, x.dim(1), x.dim(2), half, count);
 }
 
 void CudaDenseOps::store_kv(const TensorView& x, const StepTokens& tokens, MutableTensorView cache,

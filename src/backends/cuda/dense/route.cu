@@ -74,6 +74,38 @@ __global__ void __launch_bounds__(32) route_any_kernel(RouteArgs args) {
   });
 }
 
+// A warp for each token, whose experts a table names.
+__global__ void __launch_bounds__(32)
+    route_by_table_kernel(RouteArgs args, const int32_t* token_ids, const void* table, bool is_64) {
+  extern __shared__ int32_t picked[];  // [top_k]
+  begin_dependent();
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t token = blockIdx.x;
+  const int64_t from = static_cast<int64_t>(token_ids[token]) * args.top_k;
+  for (int32_t j = lane; j < args.top_k; j += 32) {
+    picked[j] = is_64 ? static_cast<int32_t>(static_cast<const int64_t*>(table)[from + j])
+                      : static_cast<const int32_t*>(table)[from + j];
+  }
+  const float* logits = args.logits + token * args.num_experts;
+  const RouterScore kind = args.options.score;
+  const auto logit = [&](int32_t e) { return isnan(logits[e]) ? kMinusInfinity : logits[e]; };
+  float max = kMinusInfinity;
+  float factor = 1;
+  if (kind == RouterScore::kSoftmaxThenTopK) {
+    for (int32_t e = lane; e < args.num_experts; e += 32) max = fmaxf(max, logits[e]);  // skips NaN
+    max = value_of(__reduce_max_sync(~0u, key_of(max)));
+    float sum = 0;
+    for (int32_t e = lane; e < args.num_experts; e += 32) sum += softmax_term(logit(e), max);
+    factor = 1.0f / warp_sum(sum);
+  }
+  __syncwarp();
+  write_row(args, picked, token, lane, [&](int32_t id) {
+    const float x = logit(id);
+    return kind == RouterScore::kSoftmaxThenTopK ? softmax_term(x, max) * factor
+                                                 : independent_score(x, kind);
+  });
+}
+
 template <int kPerLane>
 void route_rows(const RouteArgs& args, const Stream& stream) {
   const size_t scratch = Scratch::bytes(args.num_experts, args.top_k, args.options);
@@ -117,6 +149,19 @@ RouteArgs route_args(const TensorView& logits, const TensorView& correction_bias
           static_cast<int32_t>(num_experts),
           static_cast<int32_t>(top_k_index.dim(1)),
           options};
+}
+
+void CudaDenseOps::route_by_table(const TensorView& logits, const TensorView& token_ids,
+                                  const TensorView& table, const RouterOptions& options,
+                                  MutableTensorView top_k_index, MutableTensorView top_k_weights,
+                                  Workspace& /*workspace*/, const Stream& stream) {
+  const int64_t top_k = top_k_index.dim(1);
+  CADRE_ASSERT(table.dim(1) == top_k && options.score != RouterScore::kTopKThenSoftmax);
+  if (logits.dim(0) == 0) return;
+  const RouteArgs args = route_args(logits, {}, options, logits.dim(1), top_k_index, top_k_weights);
+  launch("route_by_table_kernel", route_by_table_kernel, static_cast<unsigned>(logits.dim(0)), 32,
+         static_cast<size_t>(top_k) * sizeof(int32_t), stream_of(stream), dependent_launch(stream),
+         args, token_ids.as<int32_t>(), table.data(), table.dtype() == DType::kI64);
 }
 
 size_t CudaDenseOps::route_workspace_bytes(int64_t /*num_experts*/, int /*num_threads*/) const {

@@ -62,9 +62,9 @@ __global__ void __launch_bounds__(kThreads)
   const float factor = 1.0f / sqrtf(block_sum(squares) / width + args.eps);
   for (int64_t i = threadIdx.x; i < args.width; i += kThreads) {
     const float x = (load_one(args.x, args.x_dtype, first + i) - mean) * factor;
-    store_one(x * load_one(args.weight, args.weight_dtype, i) +
-                  load_one(args.bias, args.bias_dtype, i),
-              args.out, args.out_dtype, first + i);
+    store_one(
+        x * load_one(args.weight, args.weight_dtype, i) + load_one(args.bias, args.bias_dtype, i),
+        args.out, args.out_dtype, first + i);
   }
 }
 
@@ -85,8 +85,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t index = thread_index();
   if (index >= tokens * half) return;
   const int64_t i = index % half;
-  const float angle =
-      static_cast<float>(positions[axes[i] * tokens + index / half]) * inverse[i];
+  const float angle = static_cast<float>(positions[axes[i] * tokens + index / half]) * inverse[i];
   float sine;
   float cosine;
   sincosf(angle, &sine, &cosine);
@@ -153,9 +152,9 @@ void CudaDenseOps::layer_norm(const TensorView& x, const TensorView& weight, con
   const int64_t width = row_width(x);
   CADRE_ASSERT(weight.numel() == width && bias.numel() == width && out.numel() == x.numel());
   if (x.numel() == 0) return;
-  const LayerNormArgs args{x.data(),          x.dtype(),    weight.data(), weight.dtype(),
-                           bias.data(),       bias.dtype(), out.mutable_data(),
-                           out.dtype(),       width,        eps};
+  const LayerNormArgs args{x.data(),    x.dtype(),    weight.data(),      weight.dtype(),
+                           bias.data(), bias.dtype(), out.mutable_data(), out.dtype(),
+                           width,       eps};
   launch("layer_norm_kernel", layer_norm_kernel, static_cast<unsigned>(num_rows(x)), kThreads, 0,
          stream_of(stream), dependent_launch(stream), args);
 }

@@ -92,9 +92,12 @@ TEST_F(GpuVisionOps, RowsAreScatteredOrAdded) {
 
 TEST_F(GpuVisionOps, AttentionThatSeesAllOfItsSequence) {
   for (const DType dtype : kComputeDtypes) {
-    for (const auto& [n, heads, dim] :
-         {std::tuple<int64_t, int64_t, int64_t>{1, 3, 20}, {5, 3, 20}, {64, 2, 72}, {150, 4, 64},
-          {700, 16, 72}, {300, 80, 128}}) {
+    for (const auto& [n, heads, dim] : {std::tuple<int64_t, int64_t, int64_t>{1, 3, 20},
+                                        {5, 3, 20},
+                                        {64, 2, 72},
+                                        {150, 4, 64},
+                                        {700, 16, 72},
+                                        {300, 80, 128}}) {
       const Tensor q = random(dtype, {n, heads, dim});
       const Tensor keys = random(dtype, {1, heads, n, dim});
       const Tensor values = random(dtype, {1, heads, n, dim});
