@@ -169,7 +169,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values("qwen2_moe", "qwen2_moe_sliding_window",
                                      "qwen3_moe_dense_layers", "mixtral", "olmoe_older_config",
                                      "deepseek_v2_groups_yarn", "deepseek_v3_older_config",
-                                     "deepseek_v4", "deepseek_v4_own_names"),
+                                     "deepseek_v4", "deepseek_v4_own_names", "glm4_moe_groups",
+                                     "granitemoe", "minimax_m2", "gpt_oss_long",
+                                     "qwen3_moe_dynamic"),
                      testing::Values("eager", "batched_mm", "grouped_mm"),
                      testing::Values(DType::kF32, DType::kBF16)),
     case_name);
