@@ -32,7 +32,6 @@ uint64_t fnv1a(const std::string& text) {
   return value;
 }
 
-/// Where messages[end] lies in a text of the conversation.
 ChatOptions options_of(const OrderedJson& conversation, int64_t now) {
   ChatOptions options{.add_generation_prompt = conversation.value("add_generation_prompt", false),
                       .now = now};

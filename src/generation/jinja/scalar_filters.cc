@@ -263,7 +263,8 @@ Value word_count(Evaluator& evaluator, const Value& value, const Arguments& argu
   arguments.bind("wordcount", {});
   size_t count = 0;
   bool in_word = false;
-  for (const std::string_view c : characters(to_text(value, evaluator.budget()))) {
+  const std::string text = to_text(value, evaluator.budget());
+  for (const std::string_view c : characters(text)) {
     const bool is_word = c == "_" || all_are(CharacterClass::kAlnum, c);
     if (is_word && !in_word) ++count;
     in_word = is_word;
