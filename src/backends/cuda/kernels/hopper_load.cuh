@@ -102,6 +102,7 @@ __device__ void load_all(const Params& p, Shared& shared, uint32_t stages) {
   bool more = schedule.find(Claims::first(), place);
   int32_t ahead = 0;  // stages whose weights are on their way
   if (more && leader) {
+    shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);  // before the first arrival
     ahead = load_first_weights<kGated>(p, shared, stages, place, rank, bytes_of_stage(place.piece));
   }
   if (kRows == Rows::kSorted) cudaGridDependencySynchronize();
@@ -114,7 +115,7 @@ __device__ void load_all(const Params& p, Shared& shared, uint32_t stages) {
         const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);
         const uint32_t address = stage_address(stages, ring.stage);
         ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
-        if (t == 0) shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);
+        if (t == 0 && ahead == 0) shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);
         if (t >= ahead) {
           ptx::arrive_expect_bytes(full, bytes);
           load_weights<kGated>(p, place, rank, t * kTileK, address + kRowBytes, full);
