@@ -179,7 +179,7 @@ class BatchedMm final : public ExpertsBackend {
   }
 
  private:
-  static constexpr int64_t kMaxSize = int64_t{1} << 20;
+  static constexpr int64_t kMaxSize = int64_t{1} << 18;  // times kMaxDecodeTopK is an int
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 
 #include "backends/cuda/batched_mm/stream.cuh"
 #include "backends/cuda/batched_mm/values.cuh"
@@ -14,19 +15,19 @@ namespace cadre::cuda {
 
 #ifdef __CUDACC__
 
-/// A share of the list of all entries' tiles of rows of h.
+/// A share of the rows of h of all entries, in tiles from the share's first row on.
 template <typename T, int kM>
 class UpJob {
-  static constexpr int kParts = kM == 1 ? 1 : 2;  // of a tile, to make shares even
-
  public:
-  __device__ UpJob(const DecodeArgs& a, const Plan& plan) : a_(a), plan_(plan) {
-    has_gate_ = a.gate_function.has_gate;
+  __device__ UpJob(const DecodeArgs& a, const Plan& plan)
+      : a_(a), plan_(plan), has_gate_(a.gate_function.has_gate) {
     tile_rows_ = has_gate_ ? 8 * kM : 16 * kM;
-    tiles_each_ = (a.intermediate + tile_rows_ - 1) / tile_rows_;
-    begin_ = share(blockIdx.x);
-    end_ = share(blockIdx.x + 1);
-    num_tiles_ = begin_ == end_ ? 0 : (end_ + kParts - 1) / kParts - begin_ / kParts;
+    tiles_each_ = tiles_of(a.intermediate);
+    share_rows();
+    first_tiles_ = tiles_of(min(end_, a.intermediate) - first_row_);
+    const int rest = max(0, end_ - a.intermediate);
+    num_tiles_ =
+        first_tiles_ + rest / a.intermediate * tiles_each_ + tiles_of(rest % a.intermediate);
   }
 
   __device__ int num_tiles() const { return num_tiles_; }
@@ -89,22 +90,33 @@ class UpJob {
     int row;
     int rows;
   };
-  // Where the share of a block begins, in parts of tiles: parts * block / blocks without the large
-  // numbers.
-  __device__ int share(uint32_t block) const {
-    const auto parts = static_cast<uint32_t>(plan_.num_entries * tiles_each_ * kParts);
-    return static_cast<int>(parts / gridDim.x * block + parts % gridDim.x * block / gridDim.x);
+  __device__ int tiles_of(int rows) const { return (rows + tile_rows_ - 1) / tile_rows_; }
+  // rows * part / parts without the large numbers.
+  __device__ static int share_of(int rows, int part, int parts) {
+    return rows / parts * part + rows % parts * part / parts;
+  }
+  __device__ void share_rows() {
+    const int blocks = static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x);
+    const int rows = plan_.num_entries * a_.intermediate;
+    const int begin = share_of(rows, block, blocks);
+    first_entry_ = begin / a_.intermediate;
+    first_row_ = begin - first_entry_ * a_.intermediate;
+    end_ = share_of(rows, block + 1, blocks) - begin + first_row_;
   }
   __device__ Tile tile_at(int index) const {
-    const int tile = begin_ / kParts + index;
-    const auto entry =
-        static_cast<int>(static_cast<uint32_t>(tile) / static_cast<uint32_t>(tiles_each_));
-    int row = (tile - entry * tiles_each_) * tile_rows_;
-    int end = min(row + tile_rows_, a_.intermediate);
-    const int part_rows = tile_rows_ / kParts;
-    end = min(end, row + (end_ - tile * kParts) * part_rows);
-    row += max(0, begin_ - tile * kParts) * part_rows;
-    return {entry, row, max(0, end - row)};
+    Tile tile = {first_entry_, first_row_ + index * tile_rows_, 0};
+    int end = end_;
+    if (index >= first_tiles_) {
+      index -= first_tiles_;
+      const int entry =
+          static_cast<int>(static_cast<uint32_t>(index) / static_cast<uint32_t>(tiles_each_));
+      tile.entry += 1 + entry;
+      tile.row = (index - entry * tiles_each_) * tile_rows_;
+      end -= (1 + entry) * a_.intermediate;
+    }
+    tile.rows = min(tile_rows_, min(end, a_.intermediate) - tile.row);
+    return tile;
   }
 
   const DecodeArgs& a_;
@@ -112,8 +124,10 @@ class UpJob {
   bool has_gate_;
   int tile_rows_;
   int tiles_each_;
-  int begin_;  // parts of tiles of all entries
-  int end_;
+  int first_entry_ = 0;
+  int first_row_ = 0;
+  int end_ = 0;  // rows from the first entry's beginning
+  int first_tiles_;
   int num_tiles_;
 };
 
@@ -208,9 +222,8 @@ __device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
   const UpJob<T, Shape::kM> job(a, plan);
   const TokenRows x = {static_cast<const char*>(a.x), a.x_stride * int64_t{sizeof(T)}};
   WeightStream<T, Shape, UpJob<T, Shape::kM>> stream(memory, plan, job, x, a.hidden);
-  stream.start_weights(0);
-  let_next_kernel_start();
-  stream.run();
+  stream.start_weights();
+  stream.run(kSignalLeft);
 }
 
 /// Brings the arguments near, while there is nothing else to do.
@@ -244,33 +257,24 @@ __global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
 }
 
 template <typename T, typename Shape>
-__device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int behind,
-                        int prefetched_stages) {
+__device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int behind) {
   DownJob<T, Shape::kM> job(a, plan);
   if (Shape::kBytes + job.y_bytes() <= behind) {
     job.place_y(reinterpret_cast<float*>(memory + Shape::kBytes));
   }
   const TokenRows h = {static_cast<const char*>(a.h), a.h_stride * int64_t{sizeof(T)}};
   WeightStream<T, Shape, DownJob<T, Shape::kM>> stream(memory, plan, job, h, a.intermediate);
-  stream.start_weights(prefetched_stages);
+  stream.start_weights();
   load_routing_weights<T>(plan, a);
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    const bool is_dry = pass == 0;
-    if (!is_dry) {
-      wait_for_previous_kernel();
-      let_next_kernel_start();
-    }
-    stream.run(is_dry);
-    __syncthreads();
-    combine<T>(a, plan, job.begin, job.end - job.begin, job.y, job.y_stride, is_dry);
-    __syncthreads();
-  }
+  wait_for_previous_kernel();
+  stream.run(INT_MAX);
+  __syncthreads();
+  combine<T>(a, plan, job.begin, job.end - job.begin, job.y, job.y_stride);
 }
 
 template <typename T, Size kSize, int kM>
 __global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
-    fast_down(const __grid_constant__ DecodeArgs a, int shared_bytes, int prefetched_stages) {
+    fast_down(const __grid_constant__ DecodeArgs a, int shared_bytes) {
   using Of = DownShapes<kSize, kM>;
   extern __shared__ __align__(128) char memory[];
   touch(a);
@@ -280,21 +284,21 @@ __global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
   char* const ring = memory + used;
   const int left = shared_bytes - used;
   if constexpr (kSize != Size::kMany) {
-    down_of<T, typename Of::One>(a, plan, ring, left, prefetched_stages);
+    down_of<T, typename Of::One>(a, plan, ring, left);
   } else {
     if (plan.largest_count <= 8) {
-      return down_of<T, typename Of::One>(a, plan, ring, left, prefetched_stages);
+      return down_of<T, typename Of::One>(a, plan, ring, left);
     }
     if (plan.largest_count <= 16) {
-      return down_of<T, typename Of::Two>(a, plan, ring, left, prefetched_stages);
+      return down_of<T, typename Of::Two>(a, plan, ring, left);
     }
     if (plan.largest_count <= 24) {
-      return down_of<T, typename Of::Three>(a, plan, ring, left, prefetched_stages);
+      return down_of<T, typename Of::Three>(a, plan, ring, left);
     }
     if (plan.largest_count <= 32) {
-      return down_of<T, typename Of::Four>(a, plan, ring, left, prefetched_stages);
+      return down_of<T, typename Of::Four>(a, plan, ring, left);
     }
-    down_of<T, typename Of::Eight>(a, plan, ring, left, prefetched_stages);
+    down_of<T, typename Of::Eight>(a, plan, ring, left);
   }
 }
 
@@ -329,7 +333,7 @@ bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
   allow_shared_memory(down, shared_bytes);
   launch("batched_mm fast_up", up, grid, kStreamThreads, up_bytes, device.stream, mode, a);
   launch("batched_mm fast_down", down, grid, kStreamThreads, shared_bytes, device.stream, mode, a,
-         static_cast<int>(shared_bytes), kPrefetchedStages);
+         static_cast<int>(shared_bytes));
   return true;
 }
 

@@ -176,11 +176,21 @@ __device__ Plan build_plan(char* memory, const DecodeArgs& a, bool rows_are_toke
     for (int e = threadIdx.x; e < a.num_experts; e += kThreads) plan.cursor[e] = 0;
     if (threadIdx.x == 0) plan.totals[1] = 0;
     __syncthreads();
+    constexpr int kAtOnce = 2;  // loads on their way
 #pragma unroll 1
-    for (int p = threadIdx.x; p < pairs; p += kThreads) {
-      const int32_t expert = expert_of(a, p);
-      plan.expert_of_pair[p] = expert;
-      if (expert >= 0) atomicAdd(&plan.cursor[expert], 1);
+    for (int first = threadIdx.x; first < pairs; first += kAtOnce * kThreads) {
+      int32_t expert[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        expert[i] = expert_of(a, min(first + i * kThreads, pairs - 1));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int p = first + i * kThreads;
+        if (p >= pairs) break;
+        plan.expert_of_pair[p] = expert[i];
+        if (expert[i] >= 0) atomicAdd(&plan.cursor[expert[i]], 1);
+      }
     }
     __syncthreads();
     plan_entries<kThreads>(plan, a.num_experts, max_count);

@@ -45,7 +45,8 @@ inline constexpr int kSmallTokens = 8;
 inline constexpr int kMaxEntryTokens = 64;
 inline constexpr size_t kSharedOfTwo = 226 * 1024;  // Hopper's 228 KiB, less what two blocks cost
 inline constexpr size_t kStaticShared = 1024;       // more than the kernels have
-inline constexpr int kPrefetchedStages = 8;
+inline constexpr int kSignalLeft =
+    2;  // chunks of a warp of `up`: with fewer, `down` starts too late
 
 /// A call's class: one token, up to kSmallTokens, more, or any number on GPUs with little shared
 /// memory. For one token, two blocks share a multiprocessor: `up`, and the `down` after it with its

@@ -7,6 +7,7 @@
 #include "backends/cuda/batched_mm/plan.cuh"
 #include "backends/cuda/batched_mm/shapes.h"
 #include "backends/cuda/batched_mm/tiles.cuh"
+#include "backends/cuda/kernels/launch.h"
 
 namespace cadre::cuda {
 
@@ -57,8 +58,8 @@ class WeightStream {
                (end_.tile - begin_.tile) * chunks_ + end_.chunk - begin_.chunk};
   }
 
-  /// Starts the copies of the first weights, and brings more of them into L2.
-  __device__ void start_weights(int prefetched_stages) {
+  /// Starts the copies of the first weights.
+  __device__ void start_weights() {
     Cursor at = copied_;
 #pragma unroll 1
     for (int s = 0; s < Shape::kStages && at.left > 0; ++s) {
@@ -66,14 +67,12 @@ class WeightStream {
       at.next(chunks_);
     }
     commit_copies();
-    prefetch(at, prefetched_stages);
   }
 
-  /// The tokens of the first stages, and all other stages. Dry: goes through the motions for one
-  /// chunk of whatever lies in the ring, so that the instructions are near when they are needed;
-  /// emits numbers that the next run overwrites.
-  __device__ void run(bool is_dry = false) {
-    consume(is_dry);
+  /// The tokens of the first stages, and all other stages. The next kernel may start when every
+  /// warp of every block has at most `signal_left` chunks to ask for.
+  __device__ void run(int signal_left) {
+    consume(signal_left);
     finish();
   }
 
@@ -188,31 +187,6 @@ class WeightStream {
     }
   }
 
-  __device__ void prefetch(Cursor cursor, int stages) const {
-    constexpr int kLines = Shape::kChunk / 128;  // of a row in a stage
-    constexpr int kAll = 2 * Shape::kHalf * kLines;
-    const char* line[(kAll + 31) / 32] = {};
-    bool is_first = true;
-#pragma unroll 1
-    for (; stages > 0 && cursor.left > 0; --stages) {
-#pragma unroll
-      for (int l = 0; l < kAll; l += 32) {
-        const int row = (l + lane_) / kLines;
-        if (cursor.is_new || is_first) {
-          const TileRows rows = job_.rows(cursor.tile);
-          const bool is_low = row < Shape::kHalf;
-          const int r = is_low ? row : row - Shape::kHalf;
-          const bool is_there = r < (is_low ? rows.low_rows : rows.high_rows);
-          line[l / 32] = (is_low ? rows.low : rows.high) + (is_there ? r : 0) * rows.stride +
-                         lane_ % kLines * 128;
-        }
-        if (l + lane_ < kAll) prefetch_line(line[l / 32] + cursor.chunk * Shape::kChunk);
-      }
-      is_first = false;
-      cursor.next(chunks_);
-    }
-  }
-
   static constexpr int kHalves = Shape::kChunk / 64;  // what one lane's 16 bytes are a quarter of
 
   // A stage in registers.
@@ -294,20 +268,17 @@ class WeightStream {
     for_each_sum([&](int i, int n, int c, int at) { part[at + lane_] = sums[i][n][c]; });
   }
 
-  __device__ void consume(bool is_dry) {
+  __device__ void consume(int signal_left) {
     Cursor at = copied_;
-    if (is_dry && at.left > 0) {
-      at.left = 1;
-      at.chunk = chunks_ - 1;
-    }
 #pragma unroll 1
-    for (int s = 0; s < Shape::kStages && !is_dry; ++s) {  // they have their weights already
+    for (int s = 0; s < Shape::kStages; ++s) {  // they have their weights already
       if (copied_.left > 0) {
         copy_tokens(s, copied_);
         copied_.next(chunks_);
       }
       commit_copies();
     }
+    if (copied_.left <= signal_left) let_next_kernel_start();
     Sums sums[Shape::kSets];
     bool is_begun_by_other = begin_.chunk != 0;
     int count = 0;
@@ -322,17 +293,17 @@ class WeightStream {
         }
       }
       Raw raw;
-      if (is_dry) wait_copies<0>();
       wait_copies<Shape::kStages - 1>();
       __syncwarp();  // all lanes' copies have landed
       load(stage, count, raw);
       __syncwarp();  // all lanes have read
-      if (copied_.left > 0 && !is_dry) {
+      if (copied_.left > 0) {
         copy_weights(stage, copied_);
         copy_tokens(stage, copied_);
         copied_.next(chunks_);
+        if (copied_.left == signal_left) let_next_kernel_start();
       }
-      if (!is_dry) commit_copies();
+      commit_copies();
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
       multiply(raw, count, sums);
       const int tile = at.tile;

@@ -109,9 +109,6 @@ template <int kPending>
 __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-__device__ inline void prefetch_line(const char* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
 
 #endif
 

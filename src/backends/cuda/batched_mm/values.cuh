@@ -59,7 +59,7 @@ __device__ void load_routing_weights(const Plan& plan, const DecodeArgs& a) {
 /// out[t, column]: the pairs' results in slot order. `y` is where the column of pair 0 lies.
 template <typename T>
 __device__ void combine_one(const DecodeArgs& a, const Plan& plan, int t, int column,
-                            const float* y, int64_t y_stride, bool is_dry = false) {
+                            const float* y, int64_t y_stride) {
   constexpr int kAtOnce = 8;
   float sum = 0;
   const int first = t * a.top_k;
@@ -83,24 +83,21 @@ __device__ void combine_one(const DecodeArgs& a, const Plan& plan, int t, int co
     }
   }
   const int64_t at = t * a.out_stride + column;
-  if (is_dry) {
-    asm volatile("" ::"f"(sum));
-  } else if (a.out_is_f32) {
+  if (a.out_is_f32) {
     static_cast<float*>(a.out)[at] = sum;
   } else {
     static_cast<T*>(a.out)[at] = from_float<T>(sum);
   }
 }
 
-/// The block's columns of all tokens; dry: all but the writing.
+/// The block's columns of all tokens.
 template <typename T>
 __device__ void combine(const DecodeArgs& a, const Plan& plan, int begin, int columns,
-                        const float* y, int64_t y_stride, bool is_dry) {
+                        const float* y, int64_t y_stride) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < a.num_tokens * columns; i += blockDim.x) {
     const int column = i % columns;
-    combine_one<T>(a, plan, i / columns, begin + column, y + column, y_stride, is_dry);
-    if (is_dry) break;
+    combine_one<T>(a, plan, i / columns, begin + column, y + column, y_stride);
   }
 }
 
