@@ -11,6 +11,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 constexpr int kHeads = 16;  // of a block that rotates queries
+constexpr int kMaxSplits = kMaxLatentParts / kLatentAnyRows;
 
 struct RowArgs {
   const float* fresh;
@@ -111,21 +112,29 @@ __global__ void __launch_bounds__(kThreads)
   const float* first =
       base.partials + static_cast<int64_t>(blockIdx.x) * base.num_splits * size + row * row_size;
   const float* states = first + base.head_dim;  // maximum and divisor
+  // What each split counts for.
+  __shared__ float factors[kMaxSplits];
+  const auto thread = static_cast<int32_t>(threadIdx.x);
   float max = kMinusInfinity;
-  for (int32_t s = 0; s < used; ++s) max = fmaxf(max, states[s * size]);
+  for (int32_t s = thread % 32; s < used; s += 32) max = fmaxf(max, states[s * size]);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
   float divisor = 0;
-  for (int32_t s = 0; s < used; ++s) {
+  for (int32_t s = thread % 32; s < used; s += 32) {
     const float factor = states[s * size] == kMinusInfinity ? 0.0f : exp2f(states[s * size] - max);
     divisor += factor * states[s * size + 1];
+    if (thread < 32) factors[s] = factor;
   }
+  divisor = warp_sum(divisor);
+  __syncthreads();
   const int64_t to = row_offset(base, tile, 0, tile.first_row + row);
-  for (auto d = static_cast<int32_t>(threadIdx.x); d < base.head_dim; d += kThreads) {
+  for (int32_t d = thread; d < base.head_dim; d += kThreads) {
     float sum = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int32_t s = 0; s < used; ++s) {
       // A split that sees nothing for this row has left nothing but its state.
-      if (states[s * size] == kMinusInfinity) continue;
-      sum += exp2f(states[s * size] - max) * first[s * size + d];
+      const float part = first[s * size + d];
+      if (factors[s] != 0) sum += factors[s] * part;
     }
     store_one(sum / divisor, base.out, base.dtype, to + d);
   }

@@ -11,7 +11,6 @@ namespace cadre::cuda {
 namespace {
 
 constexpr int kRows = kLatentTileRows;
-constexpr int kKeys = 32;
 constexpr int kWidth = kLatentRank + kLatentRope;
 constexpr int kPieces = kWidth / 8;  // 16-byte pieces of a row
 constexpr int kWarps = 8;
@@ -19,8 +18,6 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kBands = kRows / 16;
 constexpr int kColumns = kLatentRank / kWarps;  // of a warp's sums
 constexpr int kQueryBytes = kRows * kWidth * 2;
-constexpr int kKeyBytes = kKeys * kWidth * 2;
-constexpr int kWeightBytes = kRows * kKeys * 2;
 static_assert(kPieces % 8 == 0 && kColumns == 64);
 
 // What warps tell each other of the rows.
@@ -30,8 +27,15 @@ struct Exchange {
   float sum[2][kRows];
 };
 
-constexpr size_t kSharedBytes =
-    kQueryBytes + 2 * static_cast<size_t>(kKeyBytes) + kWeightBytes + sizeof(Exchange);
+// Of kKeys keys at a time.
+template <int kKeys>
+struct Shape {
+  static constexpr int kKeyBytes = kKeys * kWidth * 2;
+  static constexpr int kWeightBytes = kRows * kKeys * 2;
+  static constexpr int kTiles = kKeys / 16;  // of 8 keys, of a warp's scores
+  static constexpr size_t kSharedBytes =
+      kQueryBytes + 2 * static_cast<size_t>(kKeyBytes) + kWeightBytes + sizeof(Exchange);
+};
 
 // Pieces 2 k + {0, 1} of a row, for a lane that has one of the two: pieces of a row change places
 // as in piece_offset(), and a row is a whole number of eight pieces.
@@ -53,9 +57,11 @@ __device__ inline uint32_t piece_address(uint32_t tile, int row, int piece) {
          static_cast<uint32_t>(row * kWidth * 2 + (piece & ~7) * 16 + (((piece ^ row) & 7) << 4));
 }
 
-// Weights: rows of 32 elements, four pieces each.
+// Weights: rows of kKeys elements.
+template <int kKeys>
 __device__ inline uint32_t weight_address(uint32_t tile, int row, int piece) {
-  return tile + static_cast<uint32_t>(row * kKeys * 2 + ((piece ^ (row / 2 & 3)) << 4));
+  const int swap = kKeys == 32 ? row / 2 & 3 : row & 7;
+  return tile + static_cast<uint32_t>(row * kKeys * 2 + ((piece ^ swap) << 4));
 }
 
 __device__ void request_queries(const LatentCall& call, const AttentionTile& tile, uint32_t to) {
@@ -80,6 +86,7 @@ __device__ void request_queries(const LatentCall& call, const AttentionTile& til
 }
 
 // Keys [first, first + kKeys); those from `end` on become zeros.
+template <int kKeys>
 __device__ void request_keys(const uint16_t* rows, int32_t first, int32_t end, uint32_t to) {
 #pragma unroll
   for (int i = 0; i < kKeys * kPieces / kThreads; ++i) {
@@ -100,31 +107,38 @@ struct State {
   int32_t positions[2];
 };
 
-template <typename T>
-__device__ void score_keys(uint32_t queries, uint32_t keys, float (&scores)[2][4]) {
+template <typename T, int kKeys>
+__device__ void score_keys(uint32_t queries, uint32_t keys,
+                           float (&scores)[Shape<kKeys>::kTiles][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const Place q(queries, warp / 2 * 16 + (lane / 8 % 2) * 8 + lane % 8, lane / 16);
-  const Place k(keys, warp % 2 * 16 + (lane / 16) * 8 + lane % 8, lane / 8 % 2);
-  float others[2][4] = {};  // of every second step, so that products wait less for each other
+  const Place k(keys, warp % 2 * (kKeys / 2) + (lane / 16) * 8 + lane % 8, lane / 8 % 2);
+  constexpr int kTiles = Shape<kKeys>::kTiles;
+  // With few tiles, of every second step, so that products wait less for each other.
+  float others[kTiles][4] = {};
 #pragma unroll
   for (int step = 0; step < kWidth / 16; ++step) {
     uint32_t a[4];
-    uint32_t b[4];
     load_matrices<0>(q.at(step), a);
-    load_matrices<0>(k.at(step), b);
-    auto& sums = step % 2 == 0 ? scores : others;
-    mma<T>(sums[0], a[0], a[1], a[2], a[3], b[0], b[1]);
-    mma<T>(sums[1], a[0], a[1], a[2], a[3], b[2], b[3]);
+    auto& sums = kTiles > 2 || step % 2 == 0 ? scores : others;
+    for_constants<0, kTiles / 2>([&](auto n) {
+      uint32_t b[4];
+      load_matrices<n * 16 * kWidth * 2>(k.at(step), b);
+      mma<T>(sums[2 * n], a[0], a[1], a[2], a[3], b[0], b[1]);
+      mma<T>(sums[2 * n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+    });
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) scores[i / 4][i % 4] += others[i / 4][i % 4];
+  for (int i = 0; i < 4 * kTiles; ++i) scores[i / 4][i % 4] += others[i / 4][i % 4];
 }
 
 // Scores become weights in shared memory; the running softmax moves on. All warps take part.
-template <typename T>
-__device__ void soften(const LatentCall& call, int32_t first, int32_t end, float (&scores)[2][4],
-                       uint32_t weights, Exchange& exchange, State& state) {
+template <typename T, int kKeys>
+__device__ void soften(const LatentCall& call, int32_t first, int32_t end,
+                       float (&scores)[Shape<kKeys>::kTiles][4], uint32_t weights,
+                       Exchange& exchange, State& state) {
+  constexpr int kTiles = Shape<kKeys>::kTiles;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int half_of_keys = warp % 2;
@@ -132,8 +146,8 @@ __device__ void soften(const LatentCall& call, int32_t first, int32_t end, float
   for (int half = 0; half < 2; ++half) {
     float max = kMinusInfinity;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int32_t key = first + 16 * half_of_keys + 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const int32_t key = first + kKeys / 2 * half_of_keys + 8 * (i / 2) + 2 * (lane % 4) + i % 2;
       float& score = scores[i / 2][2 * half + i % 2];
       score *= call.base.scale * kLog2E;
       if (key >= end || key > state.positions[half]) score = kMinusInfinity;
@@ -153,7 +167,7 @@ __device__ void soften(const LatentCall& call, int32_t first, int32_t end, float
     state.max[half] = max;
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2 * kTiles; ++i) {
       float& score = scores[i / 2][2 * half + i % 2];
       score = exp2_fast(score - base);
       sum += score;
@@ -161,17 +175,17 @@ __device__ void soften(const LatentCall& call, int32_t first, int32_t end, float
     state.sum[half] = state.sum[half] * factor + sum;
     if (half_of_keys == 0 && lane % 4 == 0) exchange.factor[row] = factor;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kTiles; ++n) {
       const uint32_t two = narrow_two<T>(scores[n][2 * half], scores[n][2 * half + 1]);
-      const uint32_t to =
-          weight_address(weights, row, 2 * half_of_keys + n) + static_cast<uint32_t>(lane % 4 * 4);
+      const uint32_t to = weight_address<kKeys>(weights, row, kTiles * half_of_keys + n) +
+                          static_cast<uint32_t>(lane % 4 * 4);
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(two) : "memory");
     }
   }
   __syncthreads();
 }
 
-template <typename T>
+template <typename T, int kKeys>
 __device__ void sum_values(uint32_t weights, uint32_t keys, const Exchange& exchange,
                            State& state) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -194,9 +208,9 @@ __device__ void sum_values(uint32_t weights, uint32_t keys, const Exchange& exch
     uint32_t p[kBands][4];
 #pragma unroll
     for (int band = 0; band < kBands; ++band) {
-      load_matrices<0>(
-          weight_address(weights, 16 * band + (lane / 8 % 2) * 8 + lane % 8, 2 * step + lane / 16),
-          p[band]);
+      load_matrices<0>(weight_address<kKeys>(weights, 16 * band + (lane / 8 % 2) * 8 + lane % 8,
+                                             2 * step + lane / 16),
+                       p[band]);
     }
     const Place value(keys, 16 * step + (lane / 8 % 2) * 8 + lane % 8, lane / 16);
 #pragma unroll
@@ -263,9 +277,10 @@ __device__ void leave(const LatentCall& call, const AttentionTile& tile, Exchang
   }
 }
 
-template <typename T>
+template <typename T, int kKeys>
 __global__ void __launch_bounds__(kThreads, 1)
     latent_tiles_kernel(const __grid_constant__ LatentCall call) {
+  using S = Shape<kKeys>;
   extern __shared__ __align__(1024) unsigned char memory[];
   begin_dependent();
   const AttentionCall& base = call.base;
@@ -280,11 +295,11 @@ __global__ void __launch_bounds__(kThreads, 1)
                      static_cast<int64_t>(tile.slot) * base.max_tokens * kWidth;
   const uint32_t queries = shared_address(memory);
   const uint32_t keys = queries + kQueryBytes;
-  const uint32_t weights = keys + 2 * kKeyBytes;
+  const uint32_t weights = keys + 2 * S::kKeyBytes;
   auto& exchange =
-      *reinterpret_cast<Exchange*>(memory + kQueryBytes + 2 * kKeyBytes + kWeightBytes);
+      *reinterpret_cast<Exchange*>(memory + kQueryBytes + 2 * S::kKeyBytes + S::kWeightBytes);
   request_queries(call, tile, queries);
-  request_keys(rows, begin, end, keys);
+  request_keys<kKeys>(rows, begin, end, keys);
   commit_copies();
   State state;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -299,36 +314,47 @@ __global__ void __launch_bounds__(kThreads, 1)
     wait_for_copies<0>();
     __syncthreads();  // and the other stage has been read by all
     if (first + kKeys < end) {
-      request_keys(rows, first + kKeys, end, keys + (stage ^ 1) * kKeyBytes);
+      request_keys<kKeys>(rows, first + kKeys, end, keys + (stage ^ 1) * S::kKeyBytes);
       commit_copies();
     }
-    const uint32_t block = keys + stage * kKeyBytes;
-    float scores[2][4] = {};
-    score_keys<T>(queries, block, scores);
-    soften<T>(call, first, end, scores, weights, exchange, state);
-    sum_values<T>(weights, block, exchange, state);
+    const uint32_t block = keys + stage * S::kKeyBytes;
+    float scores[S::kTiles][4] = {};
+    score_keys<T, kKeys>(queries, block, scores);
+    soften<T, kKeys>(call, first, end, scores, weights, exchange, state);
+    sum_values<T, kKeys>(weights, block, exchange, state);
   }
   __syncthreads();
   leave<T>(call, tile, exchange, state);
 }
 
-template <typename T>
+template <typename T, int kKeys>
 void run(const LatentCall& call, const Stream& stream) {
   const int64_t tiles = max_tiles(call.base, kRows);
   CADRE_ASSERT(tiles < INT32_MAX);
-  allow_shared_memory(latent_tiles_kernel<T>, kSharedBytes);
+  const auto kernel = latent_tiles_kernel<T, kKeys>;
+  allow_shared_memory(kernel, Shape<kKeys>::kSharedBytes);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(call.base.num_splits));
-  launch("latent_tiles_kernel", latent_tiles_kernel<T>, grid, kThreads, kSharedBytes,
+  launch("latent_tiles_kernel", kernel, grid, kThreads, Shape<kKeys>::kSharedBytes,
          stream_of(stream), dependent_launch(stream), call);
+}
+
+size_t shared_memory(const Stream& stream) {
+  int bytes = 0;
+  CADRE_CUDA_CHECK(
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, stream.device.index));
+  return static_cast<size_t>(bytes);
+}
+
+template <typename T>
+void run(const LatentCall& call, const Stream& stream) {
+  if (shared_memory(stream) >= Shape<64>::kSharedBytes) return run<T, 64>(call, stream);
+  run<T, 32>(call, stream);
 }
 
 }  // namespace
 
 bool has_room_for_latent_tiles(const Stream& stream) {
-  int bytes = 0;
-  CADRE_CUDA_CHECK(
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, stream.device.index));
-  return static_cast<size_t>(bytes) >= kSharedBytes;
+  return shared_memory(stream) >= Shape<32>::kSharedBytes;
 }
 
 void latent_tiles(const LatentCall& call, const Stream& stream) {
