@@ -27,6 +27,9 @@ class Consistency : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     CADRE_SKIP_WITHOUT_DEVICE();
+    if (lacks_compressed_ops(std::get<0>(GetParam()))) {
+      GTEST_SKIP() << "DeepSeek-V4 has no operations here yet";
+    }
     if (on_gpu() && std::get<2>(GetParam()) != DType::kF32) {
       GTEST_SKIP() << "near-ties of the router make 16-bit runs differ on a GPU";
     }

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cadre/error.h"
 #include "cadre/model.h"
 #include "golden/model_runs.h"
 #include "support/compare.h"
@@ -26,6 +27,10 @@ class Golden : public testing::TestWithParam<Case> {
   void SetUp() override {
     CADRE_SKIP_WITHOUT_DEVICE();
     expected_ = read_expected(fixture(name()) / "expected.safetensors");
+    if (lacks_compressed_ops(name())) {
+      EXPECT_THROW(load(DType::kF32), Unsupported);
+      GTEST_SKIP() << "DeepSeek-V4 has no operations here yet; loading is refused";
+    }
   }
 
   static std::string name() { return std::get<0>(GetParam()); }

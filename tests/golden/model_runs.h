@@ -50,6 +50,9 @@ Expected read_expected(const std::filesystem::path& file);
 std::vector<std::string> fixture_names();
 std::filesystem::path fixture(const std::string& name);
 
+/// A fixture of DeepSeek-V4, and the device of the tests has none of its operations.
+bool lacks_compressed_ops(const std::string& name);
+
 /// Logits of all tokens of equally long sequences in one forward over a fresh cache.
 std::vector<float> all_logits(Model& model, std::span<const TokenId> ids, int64_t batch,
                               const MoeHooks* hooks = nullptr, const Images& images = {});
