@@ -168,6 +168,10 @@ TextConfig read_text(const ConfigReader& config, V4Config& v4) {
   TextConfig text = read_text_config(with_rope(config, ropes.main, factor), defaults);
   v4.main_rope = text.rope;
   v4.compress_rope = read_text_config(with_rope(config, ropes.compress, factor), defaults).rope;
+  if (v4.main_rope.type == RopeType::kDynamic || v4.compress_rope.type == RopeType::kDynamic) {
+    throw Unsupported(str_cat(config.origin(), ": rope_type \"dynamic\" is not supported by this ",
+                              "family: entries are rotated once, by frequencies that stay"));
+  }
   return text;
 }
 

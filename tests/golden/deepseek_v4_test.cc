@@ -295,6 +295,10 @@ TEST_F(DeepseekV4Files, ConfigValuesThatCannotBe) {
            {"sliding_window", 0, "sliding_window"},
            {"index_topk", 0, "index_topk"},
            {"index_head_dim", 4, "index_head_dim (4)"},
+           {"rope_parameters",
+            {{"main", {{"rope_theta", 10000}}},
+             {"compress", {{"rope_type", "dynamic"}, {"rope_theta", 10000}, {"factor", 2}}}},
+            "\"dynamic\" is not supported by this family"},
            {"compress_rates", {{"heavily_compressed_attention", 0}}, "compress_rates."}}) {
     DamagedCheckpoint checkpoint("deepseek_v4");
     checkpoint.config[wrong.key] = wrong.value;
