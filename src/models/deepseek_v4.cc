@@ -284,9 +284,10 @@ class V4Builder {
   TensorView take(const std::string& name, const Dims& shape, std::string_view part) {
     return builder_.weights().take(name, shape, part);
   }
-  // Of hyper-connections, whose streams are float32: a GPU keeps them so.
-  TensorView take_wide(const std::string& name, const Dims& shape) {
-    return builder_.weights().take_float32(name, shape, "residual");
+  // Small ones that are read as float32: a GPU keeps them so.
+  TensorView take_wide(const std::string& name, const Dims& shape,
+                       std::string_view part = "residual") {
+    return builder_.weights().take_float32(name, shape, part);
   }
   LinearWeights matrix(const std::string& name, int64_t out, int64_t in) {
     return {take(name, {out, in}, "attention"), {}};
@@ -350,7 +351,7 @@ class V4Builder {
     weights.o_a = take(name("wo_a.weight", "o_a_proj.weight"), {o_width, width / config.o_groups},
                        "attention");
     weights.o_b = matrix(name("wo_b.weight", "o_b_proj.weight"), hidden(), o_width);
-    weights.sinks = take(name("attn_sink", "sinks"), {config.num_heads}, "attention");
+    weights.sinks = take_wide(name("attn_sink", "sinks"), {config.num_heads}, "attention");
     const std::string& type = v4_.layer_types[static_cast<size_t>(l)];
     if (type != kSliding) {
       config.rope = kCompressRope;
@@ -369,7 +370,8 @@ class V4Builder {
     CompressorWeights weights;
     weights.values = matrix(name("wkv.weight", "kv_proj.weight"), series * width, hidden());
     weights.gates = matrix(name("wgate.weight", "gate_proj.weight"), series * width, hidden());
-    weights.position_bias = take(name("ape", "position_bias"), {rate, series * width}, "attention");
+    weights.position_bias =
+        take_wide(name("ape", "position_bias"), {rate, series * width}, "attention");
     weights.norm = builder_.norm(name("norm.weight", "kv_norm.weight"), width);
     return weights;
   }

@@ -209,20 +209,6 @@ TEST_F(DeepseekV4, ATokenTakesAFractionOfARow) {
   EXPECT_NEAR(static_cast<double>(bytes(60)), static_cast<double>(fixed + per_60), 20 * 256);
 }
 
-TEST_F(DeepseekV4, AGpuIsRefusedWithTheReason) {
-  try {
-    Model::from_pretrained(fixture(kLong).string(), {.device = {DeviceType::kCuda, 0}});
-    FAIL() << "expected an error";
-  } catch (const Unsupported& error) {
-    const std::string what = error.what();
-    EXPECT_TRUE(what.find("not built for cuda") != std::string::npos ||
-                what.find("no dense operations") != std::string::npos)
-        << what;
-  } catch (const DeviceError&) {
-    GTEST_SKIP() << "a build for GPUs, and none here";
-  }
-}
-
 class DeepseekV4Files : public testing::Test {
  protected:
   static std::string fault(const DamagedCheckpoint& checkpoint) {

@@ -50,6 +50,8 @@ class GpuCompressedOps : public GpuOpsTest {
   Workspace room_{Device{}, size_t{16} << 20};
 };
 
+TEST_F(GpuCompressedOps, TheGpuHasThem) { EXPECT_TRUE(ops_->has_compressed_ops()); }
+
 TEST_F(GpuCompressedOps, RingsAndEntries) {
   struct Shape {
     int64_t series, rate, width, half;

@@ -83,7 +83,7 @@ class CudaDenseOps final : public DenseOps {
                          MutableTensorView y, const Stream& stream) override;
   void scatter_rows(const TensorView& x, const TensorView& rows, Accumulate accumulate,
                     MutableTensorView y, const Stream& stream) override;
-  // has_compressed_ops() stays false until a whole DeepSeek-V4 has passed its golden tests here.
+  bool has_compressed_ops() const override { return true; }
   void rope_pairs(MutableTensorView x, int64_t first, const TensorView& cos, const TensorView& sin,
                   bool inverse, const Stream& stream) override;
   void route_by_table(const TensorView& logits, const TensorView& token_ids,
