@@ -273,6 +273,9 @@ class DenseOps {
   /// changed.
   virtual void finish_qkv(const QkvArgs& args, const Stream& stream);
 
+  /// Whether attention() takes heads of this shape.
+  virtual bool serves(const AttentionShape& /*shape*/) const { return true; }
+
   /// Causal attention of the new tokens over the cache; query heads share KV heads in equal groups.
   virtual void attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) = 0;
   /// finish_qkv() and then attention() of the same step, whose q is finished in place or not at

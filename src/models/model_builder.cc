@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cadre/error.h"
 #include "cadre/float16.h"
 #include "core/str_cat.h"
 
@@ -120,6 +121,10 @@ AttentionConfig ModelBuilder::attention_config() const {
 std::unique_ptr<AttentionBlock> ModelBuilder::attention(const std::string& prefix,
                                                         AttentionConfig config, bool qkv_bias,
                                                         bool o_bias) {
+  if (!dense_ops(device_.type).serves(config.shape)) {
+    throw Unsupported(str_cat(config_.origin(), ": attention heads of ", config.shape.head_dim,
+                              " elements do not run on ", device_, "; use --device cpu"));
+  }
   const int64_t hidden = config.hidden_size;
   const int64_t q_width = config.shape.num_heads * config.shape.head_dim;
   const int64_t kv_width = config.shape.num_kv_heads * config.shape.head_dim;

@@ -123,7 +123,10 @@ double bound_of(const std::string& name, double bound) {
 
 TEST_P(Golden, LogitsInBfloat16) {
   const auto model = load(DType::kBF16);
-  check_16_bit(*model, expected_, bound_of(name(), 1.5e-2));
+  // The smaller fixture's indexer leaves out more than half of the entries too. Its picks happen to
+  // hold on the CPU; on an H200 eager and batched_mm were at 1.56e-2.
+  const bool flips = name() == "deepseek_v4" && on_gpu();
+  check_16_bit(*model, expected_, bound_of(name(), flips ? 2e-2 : 1.5e-2));
 }
 
 TEST_P(Golden, LogitsInFloat16) {

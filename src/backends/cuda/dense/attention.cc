@@ -38,7 +38,7 @@ AttentionCall call_of(const AttentionArgs& args) {
 
 bool fits_tensor_cores(const AttentionCall& call) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return call.dtype != DType::kF32 && call.head_dim % 8 == 0 && call.head_dim <= 256 &&
+  return call.dtype != DType::kF32 && call.head_dim % 8 == 0 && call.head_dim <= kMaxHeadDim &&
          aligned(call.q) && aligned(call.keys) && aligned(call.values) && aligned(call.out);
 }
 
@@ -87,6 +87,10 @@ void attend(AttentionCall call, Workspace& workspace, const Stream& stream) {
 }
 
 }  // namespace
+
+bool CudaDenseOps::serves(const AttentionShape& shape) const {
+  return shape.head_dim <= kMaxHeadDim;
+}
 
 void CudaDenseOps::attention(const AttentionArgs& args, Workspace& workspace,
                              const Stream& stream) {

@@ -9,9 +9,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRowsPerWarp = kFewRows / kWarps;
-constexpr int kKeys = 32;    // of a block: one a lane
-constexpr int kMaxDims = 8;  // dimensions of a lane: head_dim / 32
-constexpr int kMaxHeadDim = 32 * kMaxDims;
+constexpr int kKeys = 32;                   // of a block: one a lane
+constexpr int kMaxDims = kMaxHeadDim / 32;  // dimensions of a lane
 
 // Shared memory: queries [kFewRows][dim], keys and values [kKeys][dim + 1].
 struct Shared {

@@ -61,7 +61,9 @@ void attend_few(const AttentionCall& call, const Stream& stream);
 bool takes_fresh(const AttentionCall& call);
 /// Many rows a sequence; no splits. The same conditions.
 void attend_many(const AttentionCall& call, const Stream& stream);
-/// Whatever the others do not take: float32, any head_dim up to 256, any alignment.
+inline constexpr int kMaxHeadDim = 256;
+
+/// Whatever the others do not take: float32, any head_dim up to kMaxHeadDim, any alignment.
 void attend_any(const AttentionCall& call, const Stream& stream);
 /// Brings the splits of attend_few() or attend_any() together.
 void join_splits(const AttentionCall& call, const Stream& stream);

@@ -124,6 +124,11 @@ const Shape kShapes[] = {{4, 4, 64, 0},    {8, 1, 128, 0}, {6, 2, 10, 0},   {9, 
                          {20, 2, 2, 65},   {6, 3, 256, 0}, {4, 2, 192, 33}, {5, 5, 7, 0},
                          {3, 1, 96, 1}};
 
+TEST_F(GpuAttention, HeadsUpTo256AreServed) {
+  EXPECT_TRUE(ops_->serves(AttentionShape{8, 2, 256}));
+  EXPECT_FALSE(ops_->serves(AttentionShape{8, 2, 264}));
+}
+
 TEST_F(GpuAttention, RaggedBatches) {
   const std::vector<SequenceSpan> cases[] = {
       {{2, 0, 1, 130}, {0, 1, 37, 0}, {1, 38, 70, 129}},

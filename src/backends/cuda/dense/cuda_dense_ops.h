@@ -48,6 +48,7 @@ class CudaDenseOps final : public DenseOps {
   void store_kv(const TensorView& x, const StepTokens& tokens, MutableTensorView cache,
                 const Stream& stream) override;
   void finish_qkv(const QkvArgs& args, const Stream& stream) override;
+  bool serves(const AttentionShape& shape) const override;
   void attention(const AttentionArgs& args, Workspace& workspace, const Stream& stream) override;
   void finish_and_attend(const QkvArgs& qkv, const AttentionArgs& attention, Workspace& workspace,
                          const Stream& stream) override;

@@ -60,7 +60,7 @@ void CudaDenseOps::latent_attention(const LatentAttentionArgs& args, Workspace& 
   CADRE_ASSERT(args.q_latent.dtype() == dtype && args.q_rope.dtype() == dtype &&
                args.out.dtype() == dtype);
   LatentCall call = call_of(args);
-  CADRE_ASSERT(serves({call.base.group, call.base.head_dim, call.rope_dim}));
+  CADRE_ASSERT(serves(LatentShape{call.base.group, call.base.head_dim, call.rope_dim}));
   if (call.base.num_tokens == 0) return;
   const bool fits = fits_tensor_cores(call, stream);
   const int32_t rows = fits ? kLatentTileRows : kLatentAnyRows;
