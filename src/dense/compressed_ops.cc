@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-[[noreturn]] void no_compressed_ops() { CADRE_ASSERT(!"ask has_compressed_ops() first"); }
+[[noreturn]] void no_compressed_ops() { CADRE_ASSERT(false && "ask has_compressed_ops() first"); }
 
 }  // namespace
 

@@ -12,7 +12,7 @@ namespace cadre {
 namespace {
 
 void no_vision_ops() {
-  CADRE_ASSERT(!"not an op of this device: models with images are to be refused at loading");
+  CADRE_ASSERT(false && "not an op of this device: models with images are to be refused at loading");
 }
 
 }  // namespace
@@ -101,7 +101,7 @@ void DenseOps::norm_and_route(const NormRouteArgs& args, Workspace& workspace,
 
 void DenseOps::sample(const SampleArgs& /*args*/, Workspace& /*workspace*/,
                       const Stream& /*stream*/) {
-  CADRE_ASSERT(!"sample: not an op of this device; use Sampler");
+  CADRE_ASSERT(false && "sample: not an op of this device; use Sampler");
 }
 
 void DenseOps::layer_norm(const TensorView& /*x*/, const TensorView& /*weight*/,

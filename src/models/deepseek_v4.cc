@@ -18,8 +18,7 @@ constexpr const char* kHeavy = "heavily_compressed_attention";
 constexpr int64_t kMaxRate = 1 << 16;
 constexpr int64_t kMaxIterations = 1000;
 
-constexpr size_t kMainRope = 0;
-constexpr size_t kCompressRope = 1;
+constexpr size_t kCompressRope = 1;  // of the decoder's ropes; the main one is the first
 
 struct V4Config {
   std::vector<std::string> layer_types;  // [num_layers]
