@@ -12,7 +12,8 @@ namespace cadre {
 namespace {
 
 void no_vision_ops() {
-  CADRE_ASSERT(false && "not an op of this device: models with images are to be refused at loading");
+  CADRE_ASSERT(false &&
+               "not an op of this device: models with images are to be refused at loading");
 }
 
 }  // namespace
