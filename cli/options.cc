@@ -56,15 +56,6 @@ ExpertsImplementation parse_experts_map(std::string_view source, std::string_vie
   return map;
 }
 
-bool has_dense_ops(DeviceType type) {
-  try {
-    dense_ops(type);
-    return true;
-  } catch (const Unsupported&) {
-    return false;
-  }
-}
-
 void add_model_options(CLI::App& command, CommonOptions& common) {
   add_text(command, "--model", common.model, "MODEL",
            "A folder in the hub's layout or a hub id in the local cache (default: the bundled "
@@ -299,7 +290,8 @@ Device default_device() {
   constexpr Device kGpu = {DeviceType::kCuda, 0};
   DeviceRuntime* runtime = find_device_runtime(kGpu.type);
   if (runtime == nullptr || runtime->device_count() == 0) return {};
-  return runtime->kernels(kGpu.index).empty() || !has_dense_ops(kGpu.type) ? Device{} : kGpu;
+  return runtime->kernels(kGpu.index).empty() || find_dense_ops(kGpu.type) == nullptr ? Device{}
+                                                                                      : kGpu;
 }
 
 std::string model_path(const CommonOptions& common) {

@@ -18,12 +18,17 @@ void no_vision_ops() {
 
 }  // namespace
 
-DenseOps& dense_ops(DeviceType device) {
-  std::vector<std::string_view> built;
+DenseOps* find_dense_ops(DeviceType device) {
   for (const CompiledDenseOps& entry : compiled_dense_ops()) {
-    if (entry.device == device) return entry.get();
-    built.push_back(name_of(entry.device));
+    if (entry.device == device) return &entry.get();
   }
+  return nullptr;
+}
+
+DenseOps& dense_ops(DeviceType device) {
+  if (DenseOps* ops = find_dense_ops(device)) return *ops;
+  std::vector<std::string_view> built;
+  for (const CompiledDenseOps& entry : compiled_dense_ops()) built.push_back(name_of(entry.device));
   throw Unsupported(
       str_cat("device ", name_of(device),
               ": this build has no dense operations for it; available: ", join(built)));

@@ -392,4 +392,7 @@ class DenseOps {
 /// The ops of a kind of device. Throws Unsupported when this build has none for it.
 DenseOps& dense_ops(DeviceType device);
 
+/// The same, null where this build has none.
+DenseOps* find_dense_ops(DeviceType device);
+
 }  // namespace cadre

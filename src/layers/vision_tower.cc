@@ -177,8 +177,8 @@ void VisionTower::Run::merge(const PatchMerger& merger, MutableTensorView out) c
   ops().linear(x, merger.down, out, workspace, stream);
 }
 
-VisionTower::VisionTower(const VisionConfig& config, VisionWeights weights, DenseOps& ops)
-    : config_(config), weights_(std::move(weights)), ops_(&ops) {
+VisionTower::VisionTower(const VisionConfig& config, VisionWeights weights, DenseOps* ops)
+    : config_(config), weights_(std::move(weights)), ops_(ops) {
   CADRE_ASSERT(weights_.deepstack_blocks.size() == weights_.deepstack_mergers.size());
 }
 

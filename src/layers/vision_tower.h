@@ -64,7 +64,8 @@ struct VisionWeights {
 
 class VisionTower {
  public:
-  VisionTower(const VisionConfig& config, VisionWeights weights, DenseOps& ops);
+  /// `ops`: null for a tower that is looked at and not run.
+  VisionTower(const VisionConfig& config, VisionWeights weights, DenseOps* ops);
 
   const VisionConfig& config() const { return config_; }
   /// The last block's and those of the deep stack.

@@ -415,9 +415,12 @@ TEST(Inspect, AccountsForEveryByte) {
 }
 
 TEST(Inspect, AsksForTheDeviceGiven) {
-  const ModelReport report = inspect_model(std::string(CADRE_TEST_DATA) + "/models/mixtral",
-                                           {.device = {DeviceType::kCuda, 1}});
-  EXPECT_EQ(report.experts[0].second.device, (Device{DeviceType::kCuda, 1}));
+  // Also in a build without CUDA, whatever the family asks of a device.
+  for (const char* name : {"mixtral", "deepseek_v3", "deepseek_v4", "qwen3_vl_moe", "gpt_oss"}) {
+    const ModelReport report = inspect_model(std::string(CADRE_TEST_DATA) + "/models/" + name,
+                                             {.device = {DeviceType::kCuda, 1}});
+    EXPECT_EQ(report.experts.at(0).second.device, (Device{DeviceType::kCuda, 1})) << name;
+  }
 }
 
 TEST(Inspect, UnknownArchitectureStillThrows) {

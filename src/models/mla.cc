@@ -35,8 +35,8 @@ MlaOptions read_mla(const ModelBuilder& builder) {
   mla.rope_dim = text.head_dim;
   mla.value_dim = read_size(config, "v_head_dim");
   mla.scale = static_cast<float>(softmax_scale(text.rope, mla.nope_dim + mla.rope_dim));
-  if (!dense_ops(builder.device().type)
-           .serves(LatentShape{mla.num_heads, mla.rank, mla.rope_dim})) {
+  const DenseOps* ops = find_dense_ops(builder.device().type);  // null: only inspected
+  if (ops != nullptr && !ops->serves(LatentShape{mla.num_heads, mla.rank, mla.rope_dim})) {
     throw Unsupported(str_cat(config.origin(), ": latent attention with kv_lora_rank ", mla.rank,
                               " and qk_rope_head_dim ", mla.rope_dim, " does not run on ",
                               builder.device(), "; use --device cpu"));

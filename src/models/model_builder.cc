@@ -76,7 +76,7 @@ void ModelBuilder::add_layer(DecoderLayer layer) {
 
 void ModelBuilder::add_vision(const VisionConfig& config, VisionWeights weights,
                               const VisionTokens& tokens) {
-  model_.vision.emplace(config, std::move(weights), dense_ops(device_.type));
+  model_.vision.emplace(config, std::move(weights), find_dense_ops(device_.type));
   model_.vision_tokens = tokens;
 }
 
@@ -121,7 +121,9 @@ AttentionConfig ModelBuilder::attention_config() const {
 std::unique_ptr<AttentionBlock> ModelBuilder::attention(const std::string& prefix,
                                                         AttentionConfig config, bool qkv_bias,
                                                         bool o_bias) {
-  if (!dense_ops(device_.type).serves(config.shape)) {
+  // Inspecting asks for devices that this build has no ops for; loading has refused these.
+  const DenseOps* ops = find_dense_ops(device_.type);
+  if (ops != nullptr && !ops->serves(config.shape)) {
     throw Unsupported(str_cat(config_.origin(), ": attention heads of ", config.shape.head_dim,
                               " elements do not run on ", device_, "; use --device cpu"));
   }
