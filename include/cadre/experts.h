@@ -57,14 +57,20 @@ void validate(const ExpertsConfig& config);
 
 /// One projection of one expert: the logical [N, K] matrix W of y = W x. Element (n, k) lies at
 /// data + n * row_stride + k * col_stride, in elements of the storage type. FP4 packs two k per
-/// byte: its col_stride is 1 and its row_stride counts bytes.
+/// byte, the even one in the low nibble: its col_stride is 1 and its row_stride counts bytes.
+/// Quantised formats: the scale of element (n, k), with block rows and columns of the layer's
+/// ScaleLayout (0 = all of them share one), is
+///   scales[(n + scale_row_offset) / block_rows * scale_row_stride + k / block_cols *
+///   scale_col_stride].
 struct ExpertMatrix {
   const void* data = nullptr;
   int64_t row_stride = 0;
   int64_t col_stride = 1;
-  const void* scales =
-      nullptr;  // quantised formats only; block (i, j) at scales + i * scale_row_stride + j
-  int64_t scale_row_stride = 0;
+  const void* scales = nullptr;  // null for plain formats
+  int64_t scale_row_stride = 0;  // in scales
+  int64_t scale_col_stride = 1;
+  int64_t scale_row_offset = 0;  // rows of the first block that lie before row 0 (up behind gate)
+  float input_scale = 0;         // of the activations, ActivationScheme::kStatic only
 };
 
 /// One bias vector of one expert; element n at data + n * stride.
@@ -249,9 +255,12 @@ void register_backend(const std::string& name, const BackendFactory& factory,
                       DeviceType device = DeviceType::kCpu);
 
 /// The truth that backends are measured against: the recipe of numbers in float64, one thread, no
-/// speed. Reads weights of any plain format. `output` is [num_tokens, hidden_size] f64, contiguous.
-/// Inputs as in RoutedTokens (its own output is ignored).
+/// speed. Reads weights of any format. With quantised weights `activations` says what becomes of
+/// activations: kDynamic and kStatic round them as backends do (docs/numerics.md), kNone takes
+/// exact ones, so that the dequantised layer is what it computes. `output` is [num_tokens,
+/// hidden_size] f64, contiguous. Inputs as in RoutedTokens (its own output is ignored).
 void reference_forward(const ExpertsConfig& config, const ExpertsWeights& weights,
-                       const RoutedTokens& tokens, double* output);
+                       const RoutedTokens& tokens, double* output,
+                       ActivationScheme activations = ActivationScheme::kNone);
 
 }  // namespace cadre

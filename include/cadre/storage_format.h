@@ -34,10 +34,18 @@ std::optional<DType> plain_dtype(StorageFormat format);
 /// True when the format needs scales.
 bool is_quantized(StorageFormat format);
 
-/// Where activations get their scales from when the experts are quantised.
+/// Bytes of one row of k elements; two e2m1 share a byte (an odd last one has it for itself).
+int64_t row_bytes(StorageFormat format, int64_t k);
+
+/// What happens to activations before a product with quantised weights.
+/// kNone: they stay in the compute dtype (what FP4, MXFP4 and MXFP8 weights are made for).
+/// kDynamic: e4m3, one scale per token and group of 128 of K (32 for FP4), found on the way.
+/// kStatic: e4m3, one scale per matrix, read from the checkpoint.
 enum class ActivationScheme : uint8_t { kNone, kDynamic, kStatic };
 
-/// How weight scales are stored. `dtype` is F32, F8_E8M0 or U8 (the bits of E8M0).
+/// How weight scales are stored; weight = stored value * scale. `dtype` is F32 or F8_E8M0 (other
+/// containers of a checkpoint become one of these when it is loaded). kFp8Block has any block size,
+/// kFp8Tensor {F32, 0, 0}, kMxFp8 and kFp4 {F8_E8M0, 1, 32}. Last blocks need not be full.
 struct ScaleLayout {
   DType dtype = DType::kF32;
   int64_t block_rows = 0;  // rows (N) under one scale; 0 = all

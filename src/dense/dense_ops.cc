@@ -144,6 +144,17 @@ size_t DenseOps::sample_workspace_bytes(int64_t /*num_rows*/, int64_t /*vocab_si
   return 0;
 }
 
+StorageFormat format_of(const LinearWeights& weights) {
+  if (const std::optional<StorageFormat> plain = plain_format(weights.weight.dtype()))
+    return *plain;
+  if (weights.weight.dtype() != DType::kF8E4M3) return StorageFormat::kFp4;
+  if (weights.scale_layout.dtype == DType::kF8E8M0 && weights.scale_layout.block_rows == 1) {
+    return StorageFormat::kMxFp8;
+  }
+  return weights.scale_layout.block_rows == 0 ? StorageFormat::kFp8Tensor
+                                              : StorageFormat::kFp8Block;
+}
+
 void validate(const RouterOptions& options, int64_t num_experts, int64_t top_k) {
   if (top_k < 1 || top_k > num_experts) {
     throw InvalidArgument(str_cat("router: top_k must lie in [1, number of experts = ", num_experts,

@@ -16,6 +16,7 @@
 
 #include "cadre/activation.h"
 #include "cadre/dtype.h"
+#include "cadre/storage_format.h"
 #include "cadre/stream.h"
 #include "cadre/tensor.h"
 #include "cadre/workspace.h"
@@ -24,11 +25,19 @@
 
 namespace cadre {
 
-/// y = x W^T + b with W [N, K] as stored.
+/// y = x W^T + b with W [N, K] as stored. A quantised W is float8_e4m3 [N, K], or int8 [N, K / 2]
+/// of two e2m1 each, with its scales; x is then quantised as `activations` says.
 struct LinearWeights {
-  TensorView weight;  // [N, K] float32, bfloat16 or float16
-  TensorView bias;    // [N]; absent = none
+  TensorView weight;       // [N, K] float32, bfloat16 or float16; or quantised
+  TensorView bias;         // [N]; absent = none
+  TensorView scales = {};  // [ceil(N / block_rows), ceil(K / block_cols)]; absent = plain
+  ScaleLayout scale_layout = {};
+  ActivationScheme activations = ActivationScheme::kNone;
+  float input_scale = 0;  // kStatic
 };
+
+/// How the weight is stored.
+StorageFormat format_of(const LinearWeights& weights);
 
 /// How router logits become scores. The method is always explicit: what a checkpoint means cannot
 /// be guessed from its shapes.

@@ -72,12 +72,45 @@ void check_output(const ExpertsQuery& query, const RoutedTokens& tokens) {
   check_no_overlap(output, "top_k_weights", tokens.top_k_weights);
 }
 
+std::string describe(const ScaleLayout& layout) {
+  return str_cat(name_of(layout.dtype), " scales of blocks of ", layout.block_rows, " x ",
+                 layout.block_cols);
+}
+
 template <typename T>
 void check_count(std::string_view where, std::string_view name, const std::vector<T>& items,
                  int64_t expected) {
   if (static_cast<int64_t>(items.size()) == expected) return;
   throw InvalidArgument(
       str_cat(where, ": weights.", name, ": expected ", expected, " entries, got ", items.size()));
+}
+
+void check_scales(std::string_view where, std::string_view name, const ExpertsQuery& query,
+                  const std::vector<ExpertMatrix>& matrices) {
+  const bool needs_input_scale = query.activation_scheme == ActivationScheme::kStatic;
+  for (size_t e = 0; e < matrices.size(); ++e) {
+    const ExpertMatrix& m = matrices[e];
+    if (m.data != nullptr && m.scales == nullptr) {
+      throw InvalidArgument(str_cat(where, ": weights.", name, "[", e, "]: expected scales beside ",
+                                    name_of(query.format), " values, got none"));
+    }
+    if (m.data != nullptr && needs_input_scale && !(m.input_scale > 0)) {
+      throw InvalidArgument(str_cat(where, ": weights.", name, "[", e, "].input_scale: expected a ",
+                                    "positive scale of static activations, got ", m.input_scale));
+    }
+  }
+}
+
+void check_scales(std::string_view where, const ExpertsQuery& query,
+                  const ExpertsWeights& weights) {
+  if (!(weights.scale_layout == query.scale_layout)) {
+    throw InvalidArgument(str_cat(where, ": weights.scale_layout: expected ",
+                                  describe(query.scale_layout), " as in the query, got ",
+                                  describe(weights.scale_layout)));
+  }
+  check_scales(where, "gate", query, weights.gate);
+  check_scales(where, "up", query, weights.up);
+  check_scales(where, "down", query, weights.down);
 }
 
 }  // namespace
@@ -122,6 +155,7 @@ void check_weights(std::string_view where, const ExpertsQuery& query,
     throw InvalidArgument(str_cat(where, ": weights: expected ", name_of(query.format),
                                   " as in the query, got ", name_of(weights.format)));
   }
+  if (is_quantized(query.format)) check_scales(where, query, weights);
   if (!(weights.device == query.device)) {
     throw InvalidArgument(str_cat(where, ": weights: expected memory on ", to_string(query.device),
                                   ", got ", to_string(weights.device)));

@@ -7,6 +7,7 @@
 #include "cadre/error.h"
 #include "cadre/experts.h"
 #include "cadre/thread_pool.h"
+#include "support/expect_error.h"
 
 namespace cadre {
 namespace {
@@ -146,7 +147,9 @@ TEST_F(Forward, ReferenceChecksItsInputs) {
   ExpertsWeights quantised = *weights;
   quantised.format = StorageFormat::kFp4;
   tokens.top_k_weights = TensorView(routing.data(), DType::kF32, {kT, kK});
-  EXPECT_THROW(reference_forward(config, quantised, tokens, truth.data()), Unsupported);
+  test::expect_error<InvalidArgument>(
+      [&] { reference_forward(config, quantised, tokens, truth.data()); },
+      {"gate[0]", "expected scales beside fp4 values"});
 }
 
 // By hand: x = 1 everywhere, W = 0.5: gate = up = 2, h = silu(2) * 2, y = h (two of 0.5), twice

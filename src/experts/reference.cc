@@ -9,6 +9,8 @@
 #include "core/str_cat.h"
 #include "experts/check_tokens.h"
 #include "experts/routing_plan.h"
+#include "quant/activations.h"
+#include "quant/float8.h"
 
 namespace cadre {
 namespace {
@@ -31,10 +33,32 @@ double element(const void* data, DType dtype, int64_t index) {
   return static_cast<float>(value);
 }
 
-DType dtype_of(StorageFormat format) {
-  if (const std::optional<DType> dtype = plain_dtype(format)) return *dtype;
-  throw Unsupported(str_cat("reference_forward: expected float32, float16 or bfloat16 ",
-                            "weights, got ", name_of(format), "; dequantise them first"));
+uint8_t byte_at(const void* data, int64_t index) {
+  return static_cast<const uint8_t*>(data)[index];
+}
+
+// Element (n, k) of a matrix of any format.
+double weight_at(const ExpertsWeights& weights, const ExpertMatrix& matrix, int64_t n, int64_t k) {
+  if (weights.format == StorageFormat::kFp4) {
+    const uint8_t two = byte_at(matrix.data, n * matrix.row_stride + k / 2);
+    return e2m1_to_float(static_cast<uint8_t>(k % 2 == 0 ? two : two >> 4));
+  }
+  const int64_t at = n * matrix.row_stride + k * matrix.col_stride;
+  const std::optional<DType> plain = plain_dtype(weights.format);
+  return plain ? element(matrix.data, *plain, at) : e4m3_to_float(byte_at(matrix.data, at));
+}
+
+int64_t block_of(int64_t index, int64_t block) { return block == 0 ? 0 : index / block; }
+
+// What it is multiplied by; 1 for plain formats.
+double scale_at(const ExpertsWeights& weights, const ExpertMatrix& matrix, int64_t n, int64_t k) {
+  if (!is_quantized(weights.format)) return 1;
+  const ScaleLayout& layout = weights.scale_layout;
+  const int64_t at =
+      block_of(n + matrix.scale_row_offset, layout.block_rows) * matrix.scale_row_stride +
+      block_of(k, layout.block_cols) * matrix.scale_col_stride;
+  return layout.dtype == DType::kF32 ? element(matrix.scales, DType::kF32, at)
+                                     : e8m0_to_float(byte_at(matrix.scales, at));
 }
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -71,34 +95,65 @@ double gated(const ExpertsConfig& config, double gate, double up) {
 
 class Reference {
  public:
-  Reference(const ExpertsConfig& config, const ExpertsWeights& weights)
-      : config_(config), weights_(weights), dtype_(dtype_of(weights.format)) {}
+  Reference(const ExpertsConfig& config, const ExpertsWeights& weights,
+            ActivationScheme activations)
+      : config_(config), weights_(weights), activations_(activations) {}
 
   // y += weight * expert(x)
   void add(int64_t expert, const std::vector<double>& x, double weight, double* y) const {
     const auto e = static_cast<size_t>(expert);
-    std::vector<double> h(static_cast<size_t>(config_.intermediate_size));
-    for (size_t i = 0; i < h.size(); ++i) {
-      const double up = product(weights_.up[e], i, x) + bias(weights_.up_bias, e, i);
-      h[i] =
-          config_.has_gate
-              ? gated(config_, product(weights_.gate[e], i, x) + bias(weights_.gate_bias, e, i), up)
-              : activate(config_.activation, up);
+    const auto inner = static_cast<size_t>(config_.intermediate_size);
+    std::vector<double> h = product(weights_.up[e], inner, x);
+    for (size_t i = 0; i < inner; ++i) h[i] += bias(weights_.up_bias, e, i);
+    if (config_.has_gate) {
+      const std::vector<double> gate = product(weights_.gate[e], inner, x);
+      for (size_t i = 0; i < inner; ++i) {
+        h[i] = gated(config_, gate[i] + bias(weights_.gate_bias, e, i), h[i]);
+      }
+    } else {
+      for (double& value : h) value = activate(config_.activation, value);
     }
-    for (size_t n = 0; n < x.size(); ++n) {
-      y[n] += weight * (product(weights_.down[e], n, h) + bias(weights_.down_bias, e, n));
+    const std::vector<double> out = product(weights_.down[e], x.size(), h);
+    for (size_t n = 0; n < out.size(); ++n) {
+      y[n] += weight * (out[n] + bias(weights_.down_bias, e, n));
     }
   }
 
  private:
-  double product(const ExpertMatrix& matrix, size_t row, const std::vector<double>& x) const {
-    double sum = 0;
-    for (size_t k = 0; k < x.size(); ++k) {
-      sum += x[k] * element(matrix.data, dtype_,
-                            static_cast<int64_t>(row) * matrix.row_stride +
-                                static_cast<int64_t>(k) * matrix.col_stride);
+  std::vector<double> product(const ExpertMatrix& matrix, size_t rows,
+                              const std::vector<double>& activations) const {
+    const std::vector<double> x = rounded(matrix, activations);
+    std::vector<double> y(rows);
+    for (size_t n = 0; n < rows; ++n) {
+      const auto row = static_cast<int64_t>(n);
+      for (size_t i = 0; i < x.size(); ++i) {
+        const auto k = static_cast<int64_t>(i);
+        y[n] += x[i] * weight_at(weights_, matrix, row, k) * scale_at(weights_, matrix, row, k);
+      }
     }
-    return sum;
+    return y;
+  }
+
+  // Activations as they enter a product with this matrix.
+  std::vector<double> rounded(const ExpertMatrix& matrix, const std::vector<double>& x) const {
+    if (activations_ == ActivationScheme::kNone) return x;
+    const bool is_fp4 = weights_.format == StorageFormat::kFp4;
+    const int64_t group = is_fp4 ? kFp4ActivationGroup : kActivationGroup;
+    const auto k = static_cast<int64_t>(x.size());
+    const std::vector<float> floats(x.begin(), x.end());
+    std::vector<uint8_t> codes(x.size());
+    std::vector<float> scales(static_cast<size_t>((k + group - 1) / group), matrix.input_scale);
+    if (activations_ == ActivationScheme::kDynamic) {
+      quantize_activations(floats.data(), k, group, codes.data(), scales.data());
+    } else {
+      quantize_activations(floats.data(), k, matrix.input_scale, codes.data());
+    }
+    std::vector<double> result(x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double scale = scales[i / static_cast<size_t>(group)];
+      result[i] = e4m3_to_float(codes[i]) * scale;
+    }
+    return result;
   }
 
   double bias(const std::vector<ExpertVector>& biases, size_t expert, size_t i) const {
@@ -109,19 +164,21 @@ class Reference {
 
   const ExpertsConfig& config_;
   const ExpertsWeights& weights_;
-  DType dtype_;
+  ActivationScheme activations_;
 };
 
 }  // namespace
 
 void reference_forward(const ExpertsConfig& config, const ExpertsWeights& weights,
-                       const RoutedTokens& tokens, double* output) {
+                       const RoutedTokens& tokens, double* output, ActivationScheme activations) {
   check_inputs("reference_forward", config, tokens);
   ExpertsQuery query;
   query.config = config;
   query.format = weights.format;
+  query.scale_layout = weights.scale_layout;
+  query.activation_scheme = activations;
   check_weights("reference_forward", query, weights);
-  const Reference reference(config, weights);
+  const Reference reference(config, weights, activations);
   std::vector<double> x(static_cast<size_t>(config.hidden_size));
   for (int64_t t = 0; t < tokens.hidden_states.dim(0); ++t) {
     double* y = output + t * config.hidden_size;

@@ -36,4 +36,10 @@ std::optional<DType> plain_dtype(StorageFormat format) {
 
 bool is_quantized(StorageFormat format) { return format > StorageFormat::kBF16; }
 
+int64_t row_bytes(StorageFormat format, int64_t k) {
+  if (format == StorageFormat::kFp4) return (k + 1) / 2;
+  const std::optional<DType> plain = plain_dtype(format);
+  return plain ? k * static_cast<int64_t>(size_of(*plain)) : k;
+}
+
 }  // namespace cadre

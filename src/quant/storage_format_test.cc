@@ -52,6 +52,15 @@ TEST(StorageFormat, TheOtherFourAreQuantized) {
                                                 StorageFormat::kMxFp8, StorageFormat::kFp4}));
 }
 
+TEST(StorageFormat, RowBytesCountTwoNibblesAByte) {
+  EXPECT_EQ(row_bytes(StorageFormat::kF32, 5), 20);
+  EXPECT_EQ(row_bytes(StorageFormat::kBF16, 5), 10);
+  EXPECT_EQ(row_bytes(StorageFormat::kFp8Block, 5), 5);
+  EXPECT_EQ(row_bytes(StorageFormat::kMxFp8, 5), 5);
+  EXPECT_EQ(row_bytes(StorageFormat::kFp4, 6), 3);
+  EXPECT_EQ(row_bytes(StorageFormat::kFp4, 5), 3);
+}
+
 TEST(ScaleLayout, ComparesAllFields) {
   const ScaleLayout blocks = {DType::kF32, 128, 128};
   EXPECT_EQ(blocks, (ScaleLayout{DType::kF32, 128, 128}));

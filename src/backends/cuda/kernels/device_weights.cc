@@ -14,7 +14,7 @@ namespace cadre::cuda {
 namespace {
 
 int64_t element_bytes(StorageFormat format) {
-  return static_cast<int64_t>(size_of(plain_dtype(format).value()));
+  return is_quantized(format) ? 1 : static_cast<int64_t>(size_of(plain_dtype(format).value()));
 }
 
 int64_t byte_distance(const void* from, const void* to) {
@@ -22,26 +22,61 @@ int64_t byte_distance(const void* from, const void* to) {
 }
 
 bool same_strides(const ExpertMatrix& a, const ExpertMatrix& b) {
-  return a.row_stride == b.row_stride && a.col_stride == b.col_stride;
+  return a.row_stride == b.row_stride && a.col_stride == b.col_stride &&
+         a.scale_row_stride == b.scale_row_stride && a.scale_col_stride == b.scale_col_stride &&
+         a.scale_row_offset == b.scale_row_offset && a.input_scale == b.input_scale;
 }
 bool same_strides(const ExpertVector& a, const ExpertVector& b) { return a.stride == b.stride; }
 
-DeviceMatrix to_device(const ExpertMatrix& m) { return {m.data, m.row_stride, m.col_stride}; }
+DeviceMatrix to_device(const ExpertMatrix& m) {
+  return {m.data,
+          m.row_stride,
+          m.col_stride,
+          m.scales,
+          m.scale_row_stride,
+          m.scale_col_stride,
+          m.scale_row_offset,
+          m.input_scale};
+}
 DeviceVector to_device(const ExpertVector& v) { return {v.data, v.stride}; }
 
-// Elements between neighbours when all experts lie evenly; empty otherwise.
+// Bytes between neighbours.
 template <typename T>
-std::optional<int64_t> even_stride(const std::vector<T>& experts, int64_t element) {
-  if (experts.size() < 2) return 0;
-  const int64_t step = byte_distance(experts[0].data, experts[1].data);
+int64_t step_of(const T& a, const T& b) {
+  return byte_distance(a.data, b.data);
+}
+int64_t scale_step_of(const ExpertVector& /*a*/, const ExpertVector& /*b*/) { return 0; }
+int64_t scale_step_of(const ExpertMatrix& a, const ExpertMatrix& b) {
+  return byte_distance(a.scales, b.scales);
+}
+
+// Elements and bytes of scales between neighbours.
+struct EvenStep {
+  int64_t elements = 0;
+  int64_t scale_bytes = 0;
+};
+
+// When all experts lie evenly; empty otherwise.
+template <typename T>
+std::optional<EvenStep> even_step(const std::vector<T>& experts, int64_t element) {
+  if (experts.size() < 2) return EvenStep{};
+  const int64_t step = step_of(experts[0], experts[1]);
+  const int64_t scale_step = scale_step_of(experts[0], experts[1]);
   if (step % element != 0) return std::nullopt;
   for (size_t e = 1; e < experts.size(); ++e) {
-    const bool even = byte_distance(experts[e - 1].data, experts[e].data) == step &&
+    const bool even = step_of(experts[e - 1], experts[e]) == step &&
+                      scale_step_of(experts[e - 1], experts[e]) == scale_step &&
                       same_strides(experts[e], experts[0]);
     if (!even) return std::nullopt;
   }
-  return step / element;
+  return EvenStep{step / element, scale_step};
 }
+
+void set_step(const EvenStep& step, DeviceMatrices& result) {
+  result.expert_stride = step.elements;
+  result.scale_expert_bytes = step.scale_bytes;
+}
+void set_step(const EvenStep& step, DeviceVectors& result) { result.expert_stride = step.elements; }
 
 // Gathers the tables of a layer, to be copied to the device in one piece.
 class Tables {
@@ -50,8 +85,8 @@ class Tables {
   void add(const std::vector<T>& experts, int64_t element, Result& result) {
     if (experts.empty()) return;
     result.first = to_device(experts[0]);
-    if (const std::optional<int64_t> stride = even_stride(experts, element)) {
-      result.expert_stride = *stride;
+    if (const std::optional<EvenStep> step = even_step(experts, element)) {
+      set_step(*step, result);
       return;
     }
     const size_t offset = bytes_.size();

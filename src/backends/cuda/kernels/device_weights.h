@@ -9,25 +9,33 @@
 
 namespace cadre::cuda {
 
-/// One expert's matrix; strides in elements.
+/// One expert's matrix; strides in elements (of FP4, in bytes). Scales as in ExpertMatrix.
 struct DeviceMatrix {
   const void* data = nullptr;
   int64_t row_stride = 0;
   int64_t col_stride = 1;
+  const void* scales = nullptr;
+  int64_t scale_row_stride = 0;
+  int64_t scale_col_stride = 1;
+  int64_t scale_row_offset = 0;
+  float input_scale = 0;
 };
 
 /// A projection of all experts of a layer, passed to kernels by value.
 struct DeviceMatrices {
-  DeviceMatrix first;         // expert 0
-  int64_t expert_stride = 0;  // elements from one expert's data to the next's; may be negative
+  DeviceMatrix first;              // expert 0
+  int64_t expert_stride = 0;       // elements from one expert's data to the next's; may be negative
+  int64_t scale_expert_bytes = 0;  // bytes from one expert's scales to the next's
   const DeviceMatrix* table = nullptr;  // [E] in device memory; set when experts lie unevenly
 
 #ifdef __CUDACC__
+  /// T: the type of an element, uint8_t for quantised formats.
   template <typename T>
   __device__ DeviceMatrix expert(int64_t e) const {
     if (table != nullptr) return table[e];
     DeviceMatrix result = first;
     result.data = static_cast<const T*>(first.data) + e * expert_stride;
+    result.scales = static_cast<const char*>(first.scales) + e * scale_expert_bytes;
     return result;
   }
 #endif
