@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "backends/cuda/batched_mm/batched_mm_case.h"
-#include "backends/cuda/batched_mm/decode.h"
 #include "backends/cuda/device/check.h"
 #include "backends/cuda/device/device_runtime.h"
+#include "backends/cuda/kernels/decode/decode_kernels.h"
 #include "cadre/allocator.h"
 #include "cadre/experts.h"
 #include "cadre/float16.h"

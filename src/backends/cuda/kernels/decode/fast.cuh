@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <climits>
 
-#include "backends/cuda/batched_mm/stream.cuh"
-#include "backends/cuda/batched_mm/values.cuh"
+#include "backends/cuda/kernels/decode/stream.cuh"
+#include "backends/cuda/kernels/decode/values.cuh"
 #include "backends/cuda/kernels/launch.h"
 
 namespace cadre::cuda {

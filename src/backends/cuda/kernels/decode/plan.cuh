@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/batched_mm/decode.h"
+#include "backends/cuda/kernels/decode/decode_kernels.h"
 
 namespace cadre::cuda {
 

@@ -1,7 +1,7 @@
 // The plain decode kernels: any strides, alignment and dtype, one product at a time in float32. An
 // expert's weights are read once for each eight of its tokens.
-#include "backends/cuda/batched_mm/decode.h"
-#include "backends/cuda/batched_mm/values.cuh"
+#include "backends/cuda/kernels/decode/decode_kernels.h"
+#include "backends/cuda/kernels/decode/values.cuh"
 #include "backends/cuda/kernels/launch.h"
 #include "cadre/error.h"
 

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "backends/cuda/batched_mm/plan.cuh"
+#include "backends/cuda/kernels/decode/plan.cuh"
 
 namespace cadre::cuda {
 

@@ -4,9 +4,9 @@
 // parts, added in the order of warps at the end. All of it is a function of the routed ids.
 #pragma once
 
-#include "backends/cuda/batched_mm/plan.cuh"
-#include "backends/cuda/batched_mm/shapes.h"
-#include "backends/cuda/batched_mm/tiles.cuh"
+#include "backends/cuda/kernels/decode/plan.cuh"
+#include "backends/cuda/kernels/decode/shapes.h"
+#include "backends/cuda/kernels/decode/tiles.cuh"
 #include "backends/cuda/kernels/launch.h"
 
 namespace cadre::cuda {

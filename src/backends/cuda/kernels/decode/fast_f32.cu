@@ -1,4 +1,4 @@
-#include "backends/cuda/batched_mm/fast.cuh"
+#include "backends/cuda/kernels/decode/fast.cuh"
 
 namespace cadre::cuda {
 
