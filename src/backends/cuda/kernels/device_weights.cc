@@ -28,16 +28,7 @@ bool same_strides(const ExpertMatrix& a, const ExpertMatrix& b) {
 }
 bool same_strides(const ExpertVector& a, const ExpertVector& b) { return a.stride == b.stride; }
 
-DeviceMatrix to_device(const ExpertMatrix& m) {
-  return {m.data,
-          m.row_stride,
-          m.col_stride,
-          m.scales,
-          m.scale_row_stride,
-          m.scale_col_stride,
-          m.scale_row_offset,
-          m.input_scale};
-}
+DeviceMatrix to_device(const ExpertMatrix& m) { return device_matrix(m); }
 DeviceVector to_device(const ExpertVector& v) { return {v.data, v.stride}; }
 
 // Bytes between neighbours.
@@ -116,7 +107,66 @@ class Tables {
   std::vector<std::pair<const void**, size_t>> places_;
 };
 
+void check_device(Device device, Support& support) {
+  DeviceRuntime& runtime = device_runtime();
+  if (runtime.device_count() == 0) {
+    support.reasons.push_back(str_cat("needs an NVIDIA GPU: ", runtime.why_none()));
+  } else if (device.index < 0 || device.index >= runtime.device_count()) {
+    support.reasons.push_back(str_cat("this machine has no ", to_string(device), ", only ",
+                                      runtime.device_count(), " GPUs"));
+  } else if (runtime.kernels(device.index).empty()) {
+    const DeviceProperties& p = properties_of(device.index);
+    support.reasons.push_back(str_cat("needs compute capability 8.0 or later, ", to_string(device),
+                                      " (", p.name, ") has ", p.major, ".", p.minor));
+  }
+}
+
+// The layouts that cadre/storage_format.h names.
+bool is_known_layout(StorageFormat format, const ScaleLayout& layout) {
+  switch (format) {
+    case StorageFormat::kFp8Block:
+      return (layout.dtype == DType::kF32 || layout.dtype == DType::kF8E8M0) &&
+             layout.block_rows >= 0 && layout.block_cols >= 0;
+    case StorageFormat::kFp8Tensor:
+      return layout == ScaleLayout{DType::kF32, 0, 0};
+    default:
+      return layout == ScaleLayout{DType::kF8E8M0, 1, 32};
+  }
+}
+
+void check_quantized(const ExpertsQuery& query, const QuantizedActivations& takes,
+                     Support& support) {
+  if (!is_known_layout(query.format, query.scale_layout)) {
+    support.reasons.push_back(str_cat(
+        "scales of ", name_of(query.format), " weights are not ", name_of(query.scale_layout.dtype),
+        " of blocks of ", query.scale_layout.block_rows, " x ", query.scale_layout.block_cols));
+  }
+  const bool is_mx = query.format == StorageFormat::kMxFp8 || query.format == StorageFormat::kFp4;
+  if (query.activation_scheme == ActivationScheme::kStatic && !takes.with_static_scales) {
+    support.reasons.push_back(
+        "activations with static scales (activation_scheme static) are served by eager alone");
+  } else if (query.activation_scheme == ActivationScheme::kDynamic && is_mx &&
+             !takes.dynamic_with_mx) {
+    support.reasons.push_back(str_cat("keeps activations in the compute dtype with ",
+                                      name_of(query.format), " weights: activations none"));
+  }
+  if (query.format == StorageFormat::kFp4 && query.config.is_transposed) {
+    support.reasons.push_back("fp4 weights pack two values along K and cannot be transposed");
+  }
+}
+
 }  // namespace
+
+DeviceMatrix device_matrix(const ExpertMatrix& m) {
+  return {m.data,
+          m.row_stride,
+          m.col_stride,
+          m.scales,
+          m.scale_row_stride,
+          m.scale_col_stride,
+          m.scale_row_offset,
+          m.input_scale};
+}
 
 CudaPrepared::CudaPrepared(const ExpertsQuery& q, std::shared_ptr<const ExpertsWeights> w)
     : PreparedExperts(q, std::move(w)) {
@@ -133,23 +183,11 @@ CudaPrepared::CudaPrepared(const ExpertsQuery& q, std::shared_ptr<const ExpertsW
   device.tables = tables.place(query.device);
 }
 
-Support supports_plain(const ExpertsQuery& query) {
+Support supports_on_gpu(const ExpertsQuery& query, QuantizedActivations takes) {
   Support support;
-  DeviceRuntime& runtime = device_runtime();
-  if (runtime.device_count() == 0) {
-    support.reasons.push_back(str_cat("needs an NVIDIA GPU: ", runtime.why_none()));
-  } else if (query.device.index < 0 || query.device.index >= runtime.device_count()) {
-    support.reasons.push_back(str_cat("this machine has no ", to_string(query.device), ", only ",
-                                      runtime.device_count(), " GPUs"));
-  } else if (runtime.kernels(query.device.index).empty()) {
-    const DeviceProperties& p = properties_of(query.device.index);
-    support.reasons.push_back(str_cat("needs compute capability 8.0 or later, ",
-                                      to_string(query.device), " (", p.name, ") has ", p.major, ".",
-                                      p.minor));
-  }
+  check_device(query.device, support);
   if (is_quantized(query.format)) {
-    support.reasons.push_back(
-        str_cat("needs bf16, fp16 or f32 weights, these are ", name_of(query.format)));
+    check_quantized(query, takes, support);
   } else if (query.format != plain_format(query.compute_dtype)) {
     support.reasons.push_back(str_cat("needs weights in the compute dtype ",
                                       name_of(query.compute_dtype), " on a GPU, these are ",
@@ -157,6 +195,15 @@ Support supports_plain(const ExpertsQuery& query) {
   }
   if (query.ep_size != 1) {
     support.reasons.push_back("expert parallelism is not part of this build yet");
+  }
+  return support;
+}
+
+Support supports_plain(const ExpertsQuery& query) {
+  Support support = supports_on_gpu(query);
+  if (is_quantized(query.format)) {
+    support.reasons.push_back(
+        str_cat("needs bf16, fp16 or f32 weights, these are ", name_of(query.format)));
   }
   return support;
 }

@@ -21,6 +21,8 @@ struct DeviceMatrix {
   float input_scale = 0;
 };
 
+DeviceMatrix device_matrix(const ExpertMatrix& matrix);
+
 /// A projection of all experts of a layer, passed to kernels by value.
 struct DeviceMatrices {
   DeviceMatrix first;              // expert 0
@@ -81,9 +83,19 @@ struct CudaPrepared : PreparedExperts {
   DeviceWeights device;
 };
 
-/// The reasons that all CUDA backends of plain weights share: no usable GPU of that number, weights
-/// stored in another dtype than the compute dtype (the loader converts on its way to the GPU),
-/// quantised formats, expert parallelism.
+/// What a backend takes of activations beside quantised weights, other than the compute dtype for
+/// all formats and dynamic scales for FP8.
+struct QuantizedActivations {
+  bool with_static_scales = false;
+  bool dynamic_with_mx = false;  // MXFP8 and FP4 weights
+};
+
+/// The reasons that all CUDA backends share: no usable GPU of that number, plain weights stored in
+/// another dtype than the compute dtype (the loader converts on its way to the GPU), scales or
+/// activations that are not served, expert parallelism.
+Support supports_on_gpu(const ExpertsQuery& query, QuantizedActivations takes = {});
+
+/// supports_on_gpu() of a backend of plain weights.
 Support supports_plain(const ExpertsQuery& query);
 
 }  // namespace cadre::cuda

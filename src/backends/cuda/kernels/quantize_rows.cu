@@ -1,0 +1,126 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <limits>
+
+#include "backends/cuda/kernels/launch.h"
+#include "backends/cuda/kernels/quantize_rows.h"
+#include "backends/cuda/kernels/small_floats.cuh"
+#include "core/check.h"
+#include "quant/activations.h"
+
+namespace cadre::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kValues = 8;                 // neighbours of one thread
+constexpr int kWarpValues = 32 * kValues;  // of k
+constexpr int kWarps = kThreads / 32;
+
+/// kValues from `from` on, of which the first `count` are there; the rest is zero.
+template <typename T>
+__device__ void load(const T* from, int count, float (&values)[kValues]) {
+  constexpr int kVector = 16 / sizeof(T);
+  alignas(16) T raw[kValues];
+  if (count == kValues && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kValues; i += kVector) {
+      *reinterpret_cast<uint4*>(raw + i) = *reinterpret_cast<const uint4*>(from + i);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) raw[i] = i < count ? from[i] : T(0.0f);
+  }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) values[i] = static_cast<float>(raw[i]);
+}
+
+__device__ void store(uint8_t* to, int count, const float (&values)[kValues]) {
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) words[i / 4] |= to_e4m3(values[i]) << i % 4 * 8;
+  if (count == kValues && reinterpret_cast<uintptr_t>(to) % 8 == 0) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    if (i < count) to[i] = static_cast<uint8_t>(words[i / 4] >> i % 4 * 8);
+  }
+}
+
+// activation_scale() of quant/activations.h.
+__device__ ActivationScale scale_of(uint32_t largest) {
+  if (largest >= 0x7f800000u) return {__uint_as_float(0x7fc00000u), 0};
+  const float amax = fmaxf(__uint_as_float(largest), kActivationFloor);
+  return {__fdiv_rn(amax, kMaxE4m3), __fdiv_rn(kMaxE4m3, amax)};
+}
+
+// A warp takes kWarpValues of one row; a group lies in group / kValues of its lanes.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(const __grid_constant__ QuantizeRows args) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int64_t pieces = num_groups(args.k, kWarpValues);
+  const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const int64_t row = item / pieces;
+  if (row >= (args.num_rows == nullptr ? args.rows : *args.num_rows)) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t k = item % pieces * kWarpValues + lane * kValues;
+  const int64_t left = args.k - k;
+  const int count = static_cast<int>(left < 0 ? 0 : (left < kValues ? left : kValues));
+  const int64_t source = args.pair_of_row == nullptr ? row : args.pair_of_row[row] / args.top_k;
+  float values[kValues];
+  load(static_cast<const T*>(args.x) + source * args.x_stride + k, count, values);
+  float* scales = args.scales + row * args.scale_row_stride;
+  if (args.static_scale != 0) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) values[i] = __fdiv_rn(values[i], args.static_scale);
+    if (k == 0) scales[0] = args.static_scale;
+  } else {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      largest = max(largest, __float_as_uint(values[i]) & 0x7fffffffu);
+    }
+    const int lanes = static_cast<int>(args.group) / kValues;
+    for (int step = lanes / 2; step > 0; step /= 2) {
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    }
+    const ActivationScale scale = scale_of(largest);
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      values[i] = scale.inverse == 0 ? 0.0f : __fmul_rn(values[i], scale.inverse);
+    }
+    if (lane % lanes == 0 && count > 0) {
+      scales[k / args.group * args.scale_group_stride] = scale.scale;
+    }
+  }
+  if (count > 0) store(args.codes + row * args.codes_stride + k, count, values);
+}
+
+template <typename T>
+void run(const QuantizeRows& args, const Stream& stream) {
+  const int64_t items = args.rows * num_groups(args.k, kWarpValues);
+  launch("quantize_rows", quantize_kernel<T>,
+         dim3(static_cast<unsigned>((items + kWarps - 1) / kWarps)), dim3(kThreads), 0,
+         stream_of(stream), Launch::kDependent, args);
+}
+
+}  // namespace
+
+void quantize_rows(const QuantizeRows& args, const Stream& stream) {
+  CADRE_ASSERT(args.group == kActivationGroup || args.group == kFp4ActivationGroup);
+  if (args.rows == 0 || args.k == 0) return;
+  switch (args.dtype) {
+    case DType::kBF16:
+      return run<__nv_bfloat16>(args, stream);
+    case DType::kF16:
+      return run<__half>(args, stream);
+    default:
+      return run<float>(args, stream);
+  }
+}
+
+}  // namespace cadre::cuda

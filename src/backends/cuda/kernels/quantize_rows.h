@@ -1,0 +1,36 @@
+// Activations to e4m3 codes and float32 scales on the device, with the bits of quant/activations.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cadre/dtype.h"
+#include "cadre/stream.h"
+
+namespace cadre::cuda {
+
+/// Row r of codes is row r of x quantised in groups of k; its scale of group g goes to
+/// scales[r * scale_row_stride + g * scale_group_stride]. Nothing beyond k is written.
+struct QuantizeRows {
+  DType dtype = DType::kBF16;  // of x: f32, bf16 or f16
+  const void* x = nullptr;
+  int64_t x_stride = 0;  // elements
+  int64_t rows = 0;
+  int64_t k = 0;
+  const int32_t* num_rows = nullptr;     // device; rows that are there, at most `rows`; null: all
+  const int32_t* pair_of_row = nullptr;  // device; row r is x[pair_of_row[r] / top_k]; null: x[r]
+  int64_t top_k = 1;
+  int64_t group = 128;     // or 32
+  float static_scale = 0;  // set: the scale of all, one group; code = e4m3(x / scale)
+  uint8_t* codes = nullptr;
+  int64_t codes_stride = 0;  // bytes
+  float* scales = nullptr;
+  int64_t scale_row_stride = 0;
+  int64_t scale_group_stride = 1;
+};
+
+void quantize_rows(const QuantizeRows& args, const Stream& stream);
+
+/// Groups of a row.
+constexpr int64_t num_groups(int64_t k, int64_t group) { return (k + group - 1) / group; }
+
+}  // namespace cadre::cuda
