@@ -39,7 +39,7 @@ PUBLIC = {
     "activation.h": "core", "allocator.h": "core", "device.h": "core", "dtype.h": "core", "error.h": "core",
     "float16.h": "core", "function_ref.h": "core", "stream.h": "core", "tensor.h": "core",
     "thread_pool.h": "core", "token_id.h": "core", "version.h": "core", "workspace.h": "core",
-    "storage_format.h": "quant",
+    "quantization.h": "quant", "storage_format.h": "quant",
     "image.h": "io",
     "experts.h": "experts",
     "model.h": "models", "sampling.h": "models",

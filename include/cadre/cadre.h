@@ -10,6 +10,7 @@
 #include "cadre/image.h"            // IWYU pragma: export
 #include "cadre/image_processor.h"  // IWYU pragma: export
 #include "cadre/model.h"            // IWYU pragma: export
+#include "cadre/quantization.h"     // IWYU pragma: export
 #include "cadre/stream.h"           // IWYU pragma: export
 #include "cadre/tensor.h"           // IWYU pragma: export
 #include "cadre/thread_pool.h"      // IWYU pragma: export

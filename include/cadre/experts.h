@@ -20,6 +20,7 @@
 #include "cadre/activation.h"
 #include "cadre/device.h"
 #include "cadre/dtype.h"
+#include "cadre/quantization.h"
 #include "cadre/storage_format.h"
 #include "cadre/stream.h"
 #include "cadre/tensor.h"
@@ -123,6 +124,41 @@ ExpertsWeights make_experts_weights(const ExpertsConfig& config, const FusedExpe
 ExpertsWeights make_experts_weights(const ExpertsConfig& config, std::span<const TensorView> gate,
                                     std::span<const TensorView> up,
                                     std::span<const TensorView> down,
+                                    std::shared_ptr<const void> owner = nullptr);
+
+/// Quantised fused tensors. Values have the shapes of FusedExperts in stored elements (FP4: two in
+/// a byte); kMxFp8 and kFp4 have K last whatever is_transposed says. Scales of blocks lie as their
+/// values do: [E, ceil(N / block_rows), ceil(K / block_cols)], transposed [E, .., ..] the other way
+/// round. Those of gate_up_proj are one grid over all 2I rows (up may begin inside a block), or
+/// with 2 * ceil(I / block_rows) rows, where that is another number, a grid for gate and one for
+/// up. Interleaved rows need blocks of one row. kFp8Tensor: [E, 2, 1] (gate, up; without a gate [E,
+/// 1, 1]) and [E, 1, 1].
+struct QuantizedFusedExperts {
+  QuantizedTensor gate_up_proj = {};
+  QuantizedTensor down_proj = {};
+  TensorView gate_up_proj_bias = {};  // as in FusedExperts
+  TensorView down_proj_bias = {};
+  std::span<const float> gate_up_input_scales = {};  // [E], ActivationScheme::kStatic only
+  std::span<const float> down_input_scales = {};
+};
+
+/// Quantised weights with a tensor for each expert and projection: gate and up [I, H], down [H, I],
+/// each E long (gate empty without a gate). Scales of gate and of up are their own. No biases.
+struct QuantizedExperts {
+  std::span<const QuantizedTensor> gate = {};
+  std::span<const QuantizedTensor> up = {};
+  std::span<const QuantizedTensor> down = {};
+  std::span<const float> gate_input_scales = {};  // [E], ActivationScheme::kStatic only
+  std::span<const float> up_input_scales = {};
+  std::span<const float> down_input_scales = {};
+};
+
+/// Quantised weights of one format and scale layout. Throw InvalidArgument as the others do, for
+/// scales too.
+ExpertsWeights make_experts_weights(const ExpertsConfig& config,
+                                    const QuantizedFusedExperts& tensors,
+                                    std::shared_ptr<const void> owner = nullptr);
+ExpertsWeights make_experts_weights(const ExpertsConfig& config, const QuantizedExperts& tensors,
                                     std::shared_ptr<const void> owner = nullptr);
 
 /// Bytes of the packed form of a layer. Throws as prepack() does for config and format.
