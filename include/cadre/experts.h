@@ -226,6 +226,11 @@ struct PreparedExperts {
 /// output.
 double stated_bound(DType compute_dtype, StorageFormat format);
 
+/// The same against a reference that rounds activations as the query says (reference_forward with
+/// its activation_scheme), for outputs of this dtype: what is left are the roundings of sums, h and
+/// the output.
+double emulation_bound(const ExpertsQuery& query, DType output_dtype);
+
 /// One way to run experts on one kind of device. Stateless: one object serves all layers and
 /// models; all state is in what prepare() returns and in the workspace.
 class ExpertsBackend {

@@ -43,6 +43,9 @@ int64_t row_bytes(StorageFormat format, int64_t k);
 /// kStatic: e4m3, one scale per matrix, read from the checkpoint.
 enum class ActivationScheme : uint8_t { kNone, kDynamic, kStatic };
 
+/// "none", "dynamic" or "static".
+std::string_view name_of(ActivationScheme scheme);
+
 /// How weight scales are stored; weight = stored value * scale. `dtype` is F32 or F8_E8M0 (other
 /// containers of a checkpoint become one of these when it is loaded). kFp8Block has any block size,
 /// kFp8Tensor {F32, 0, 0}, kMxFp8 and kFp4 {F8_E8M0, 1, 32}. Last blocks need not be full.

@@ -62,4 +62,12 @@ double stated_bound(DType compute_dtype, StorageFormat format) {
   }
 }
 
+double emulation_bound(const ExpertsQuery& query, DType output_dtype) {
+  if (query.activation_scheme == ActivationScheme::kNone) {
+    return stated_bound(query.compute_dtype, StorageFormat::kF32);
+  }
+  // A value of h that lies next to the middle between two codes may become the other one.
+  return output_dtype == DType::kBF16 ? 3e-3 : 1e-3;
+}
+
 }  // namespace cadre

@@ -97,5 +97,17 @@ TEST(StatedBound, IsTheOneOfTheDtypeOrOfQuantisedActivations) {
   EXPECT_THROW(stated_bound(DType::kI32, StorageFormat::kF32), InvalidArgument);
 }
 
+TEST(EmulationBound, DependsOnWhatIsLeftToRound) {
+  ExpertsQuery query;
+  query.format = StorageFormat::kFp8Block;
+  query.activation_scheme = ActivationScheme::kDynamic;
+  EXPECT_EQ(emulation_bound(query, DType::kF32), 1e-3);
+  EXPECT_EQ(emulation_bound(query, DType::kBF16), 3e-3);
+  query.activation_scheme = ActivationScheme::kNone;
+  EXPECT_EQ(emulation_bound(query, DType::kF32), 4e-3);  // h is a bfloat16
+  query.compute_dtype = DType::kF32;
+  EXPECT_EQ(emulation_bound(query, DType::kF32), 1e-5);
+}
+
 }  // namespace
 }  // namespace cadre

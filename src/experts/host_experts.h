@@ -11,7 +11,7 @@ namespace cadre {
 class HostExperts {
  public:
   /// The experts that `top_k_index` ([num_tokens, top_k] i32 or i64 on the host) names; all others
-  /// are null on a GPU. Plain formats; waits for the stream.
+  /// are null on a GPU. Waits for the stream.
   HostExperts(const ExpertsConfig& config, const ExpertsWeights& weights,
               const TensorView& top_k_index, const Stream& stream);
 

@@ -37,28 +37,40 @@ uint8_t byte_at(const void* data, int64_t index) {
   return static_cast<const uint8_t*>(data)[index];
 }
 
-// Element (n, k) of a matrix of any format.
-double weight_at(const ExpertsWeights& weights, const ExpertMatrix& matrix, int64_t n, int64_t k) {
-  if (weights.format == StorageFormat::kFp4) {
-    const uint8_t two = byte_at(matrix.data, n * matrix.row_stride + k / 2);
-    return e2m1_to_float(static_cast<uint8_t>(k % 2 == 0 ? two : two >> 4));
-  }
-  const int64_t at = n * matrix.row_stride + k * matrix.col_stride;
-  const std::optional<DType> plain = plain_dtype(weights.format);
-  return plain ? element(matrix.data, *plain, at) : e4m3_to_float(byte_at(matrix.data, at));
-}
-
 int64_t block_of(int64_t index, int64_t block) { return block == 0 ? 0 : index / block; }
 
-// What it is multiplied by; 1 for plain formats.
-double scale_at(const ExpertsWeights& weights, const ExpertMatrix& matrix, int64_t n, int64_t k) {
-  if (!is_quantized(weights.format)) return 1;
+// Row n of a matrix of any format, as it is stored.
+void read_values(const ExpertsWeights& weights, const ExpertMatrix& matrix, int64_t n,
+                 std::vector<double>& row) {
+  const auto cols = static_cast<int64_t>(row.size());
+  const int64_t begin = n * matrix.row_stride;
+  if (weights.format == StorageFormat::kFp4) {
+    for (int64_t k = 0; k < cols; ++k) {
+      const uint8_t two = byte_at(matrix.data, begin + k / 2);
+      row[static_cast<size_t>(k)] =
+          e2m1_to_float(static_cast<uint8_t>(k % 2 == 0 ? two : two >> 4));
+    }
+    return;
+  }
+  const std::optional<DType> plain = plain_dtype(weights.format);
+  for (int64_t k = 0; k < cols; ++k) {
+    const int64_t at = begin + k * matrix.col_stride;
+    row[static_cast<size_t>(k)] =
+        plain ? element(matrix.data, *plain, at) : e4m3_to_float(byte_at(matrix.data, at));
+  }
+}
+
+void apply_scales(const ExpertsWeights& weights, const ExpertMatrix& matrix, int64_t n,
+                  std::vector<double>& row) {
   const ScaleLayout& layout = weights.scale_layout;
-  const int64_t at =
-      block_of(n + matrix.scale_row_offset, layout.block_rows) * matrix.scale_row_stride +
-      block_of(k, layout.block_cols) * matrix.scale_col_stride;
-  return layout.dtype == DType::kF32 ? element(matrix.scales, DType::kF32, at)
-                                     : e8m0_to_float(byte_at(matrix.scales, at));
+  const int64_t begin =
+      block_of(n + matrix.scale_row_offset, layout.block_rows) * matrix.scale_row_stride;
+  for (size_t k = 0; k < row.size(); ++k) {
+    const int64_t at =
+        begin + block_of(static_cast<int64_t>(k), layout.block_cols) * matrix.scale_col_stride;
+    row[k] *= layout.dtype == DType::kF32 ? element(matrix.scales, DType::kF32, at)
+                                          : e8m0_to_float(byte_at(matrix.scales, at));
+  }
 }
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -124,12 +136,13 @@ class Reference {
                               const std::vector<double>& activations) const {
     const std::vector<double> x = rounded(matrix, activations);
     std::vector<double> y(rows);
+    std::vector<double> row(x.size());
     for (size_t n = 0; n < rows; ++n) {
-      const auto row = static_cast<int64_t>(n);
-      for (size_t i = 0; i < x.size(); ++i) {
-        const auto k = static_cast<int64_t>(i);
-        y[n] += x[i] * weight_at(weights_, matrix, row, k) * scale_at(weights_, matrix, row, k);
+      read_values(weights_, matrix, static_cast<int64_t>(n), row);
+      if (is_quantized(weights_.format)) {
+        apply_scales(weights_, matrix, static_cast<int64_t>(n), row);
       }
+      for (size_t k = 0; k < x.size(); ++k) y[n] += x[k] * row[k];
     }
     return y;
   }

@@ -14,6 +14,11 @@ std::string_view name_of(StorageFormat format) {
   return kNames[i];
 }
 
+std::string_view name_of(ActivationScheme scheme) {
+  if (scheme == ActivationScheme::kNone) return "none";
+  return scheme == ActivationScheme::kDynamic ? "dynamic" : "static";
+}
+
 std::optional<StorageFormat> plain_format(DType dtype) {
   switch (dtype) {
     case DType::kF32:

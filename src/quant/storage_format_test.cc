@@ -19,6 +19,12 @@ TEST(StorageFormat, NamesAreTheUsersNames) {
   EXPECT_THROW(name_of(static_cast<StorageFormat>(kNumStorageFormats)), std::logic_error);
 }
 
+TEST(ActivationScheme, NamesAreTheUsersNames) {
+  EXPECT_EQ(name_of(ActivationScheme::kNone), "none");
+  EXPECT_EQ(name_of(ActivationScheme::kDynamic), "dynamic");
+  EXPECT_EQ(name_of(ActivationScheme::kStatic), "static");
+}
+
 TEST(StorageFormat, PlainFormatsAreThoseOfTheComputeTypes) {
   for (int i = 0; i < kNumDTypes; ++i) {
     const auto dtype = static_cast<DType>(i);
