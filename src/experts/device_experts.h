@@ -1,4 +1,4 @@
-// Experts copied from the host to a GPU, in the compute dtype as its backends take them.
+// Experts copied from the host to a GPU, as its backends take them.
 #pragma once
 
 #include <memory>
@@ -7,9 +7,10 @@
 
 namespace cadre {
 
-/// `weights` lie on the host in any plain format. The copies are contiguous [N, K] matrices of
-/// query.compute_dtype on query.device, experts one after the other; biases are float32. On the CPU
-/// the weights themselves.
+/// `weights` lie on the host. The copies are [N, K] matrices on query.device, experts one after the
+/// other: plain formats as contiguous matrices of query.compute_dtype, quantised ones as they are,
+/// with rows of whole 16 bytes and contiguous scales. Biases are float32. On the CPU the weights
+/// themselves.
 std::shared_ptr<const ExpertsWeights> copy_to_device(const ExpertsQuery& query,
                                                      std::shared_ptr<const ExpertsWeights> weights,
                                                      const Stream& stream);

@@ -92,9 +92,9 @@ void replace_last_slot(const Tensor& top_k_index) {
   top_k_index->as<int32_t>()[top_k_index->numel() - 1] = -1;
 }
 
-std::vector<double> reference_of(const ExpertsConfig& config, const ExpertsWeights& weights,
+std::vector<double> reference_of(const ExpertsQuery& query, const ExpertsWeights& weights,
                                  const RoutedTokens& tokens, ThreadPool& pool) {
-  const int64_t hidden = config.hidden_size;
+  const int64_t hidden = query.config.hidden_size;
   const int64_t count = tokens.hidden_states.dim(0);
   std::vector<double> output(static_cast<size_t>(count * hidden));
   // The reference takes one thread; tokens do not depend on each other.
@@ -103,7 +103,8 @@ std::vector<double> reference_of(const ExpertsConfig& config, const ExpertsWeigh
                            tokens.top_k_index.slice(t, t + 1),
                            tokens.top_k_weights.slice(t, t + 1),
                            {}};
-    reference_forward(config, weights, one, output.data() + t * hidden);
+    reference_forward(query.config, weights, one, output.data() + t * hidden,
+                      query.activation_scheme);
   });
   return output;
 }
@@ -146,7 +147,7 @@ class Verifier {
     const auto& weights = group.weights(block.index());
     const Stream& stream = stream_.get();
     const std::vector<double> truth = reference_of(
-        query.config, HostExperts(query.config, *weights, input.top_k_index, stream).get(),
+        query, HostExperts(query.config, *weights, input.top_k_index, stream).get(),
         {input.hidden_states, input.top_k_index, input.top_k_weights, {}}, pool_);
     const Tensor x = to_device_of(stream, input.hidden_states.view());
     const Tensor index = to_device_of(stream, input.top_k_index.view());
@@ -164,7 +165,7 @@ class Verifier {
       const Tensor result = to_host(stream, output.view());
       synchronize(stream);
       check.relative_error = relative_error(result, truth);
-      check.bound = stated_bound(query.compute_dtype, query.format);
+      check.bound = emulation_bound(query, query.compute_dtype);
       add(summary, check);
       if (!on_check(check)) return false;
     }

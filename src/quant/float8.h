@@ -52,18 +52,14 @@ inline float e2m1_to_float(uint8_t nibble) {
 
 /// Nearest, ties to even; beyond 6 it is 6, and NaN becomes 0x7 (there is no NaN).
 inline uint8_t float_to_e2m1(float value) {
-  // Halfway between neighbours; a tie goes to the even code.
-  constexpr std::array<float, 7> kHalfway = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
-  const float magnitude = std::fabs(value);
-  uint8_t code = 0;
-  while (code < 7 && !(magnitude < kHalfway[code]) &&
-         (magnitude != kHalfway[code] || code % 2 == 1)) {
-    ++code;
-  }
-  return static_cast<uint8_t>(code | (std::signbit(value) ? 8u : 0u));
+  // How many middles between neighbours lie below it; a tie counts where the code above is even.
+  const float m = std::fabs(value);
+  const int code = !(m <= 0.25f) + !(m < 0.75f) + !(m <= 1.25f) + !(m < 1.75f) + !(m <= 2.5f) +
+                   !(m < 3.5f) + !(m <= 5);
+  return static_cast<uint8_t>(code | (std::signbit(value) ? 8 : 0));
 }
 
-/// Exact; 0 is 2^-127, a float32 subnormal.
+// Exact; 0 is 2^-127, a float32 subnormal.
 inline float e8m0_to_float(uint8_t code) {
   if (code == 255) return std::numeric_limits<float>::quiet_NaN();
   return code == 0 ? 0x1p-127f : std::bit_cast<float>(uint32_t{code} << 23);

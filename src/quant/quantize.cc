@@ -76,18 +76,30 @@ struct BlockScale {
 
 BlockScale scale_from_e8m0(uint8_t code) { return {e8m0_to_float(code), code}; }
 
+// The value of float_to_e2m1() of a magnitude, without branches: adding 1.5 * 2^23 units leaves
+// whole units, rounded to even. The unit is 0.5 below 2, 1 below 4 and 2 above.
+float nearest_e2m1(float magnitude) {
+  const float half = (magnitude + 0x1.8p22f) - 0x1.8p22f;
+  const float one = (magnitude + 0x1.8p23f) - 0x1.8p23f;
+  const float two = (magnitude + 0x1.8p24f) - 0x1.8p24f;
+  const float nearest = magnitude < 2 ? half : magnitude < 4 ? one : two;
+  return nearest < kMaxE2m1 ? nearest : kMaxE2m1;
+}
+
+// Of the values divided by the scale, a power of two: the quotients are exact.
 double squared_error_as_e2m1(const std::vector<float>& block, float scale) {
+  const float inverse = 1 / scale;
   double sum = 0;
   for (const float value : block) {
-    const float stored = e2m1_to_float(float_to_e2m1(value / scale)) * scale;
-    sum += (double{value} - stored) * (double{value} - stored);
+    const float magnitude = std::fabs(value) * inverse;
+    const float delta = magnitude - nearest_e2m1(magnitude);
+    sum += double{delta} * delta;
   }
   return sum;
 }
 
-BlockScale scale_of(const std::vector<float>& block, StorageFormat format, DType scale_dtype) {
-  float amax = 0;
-  for (const float value : block) amax = std::max(amax, std::fabs(value));
+BlockScale scale_of(const std::vector<float>& block, float amax, StorageFormat format,
+                    DType scale_dtype) {
   const bool is_fp4 = format == StorageFormat::kFp4;
   const float exact = amax / (is_fp4 ? kMaxE2m1 : kMaxE4m3);
   if (exact == 0) return {};  // zeros, or too small for any scale
@@ -97,7 +109,7 @@ BlockScale scale_of(const std::vector<float>& block, StorageFormat format, DType
   // Half the scale clips the largest values and is finer for all others.
   const BlockScale above = scale_from_e8m0(code);
   const BlockScale half = scale_from_e8m0(static_cast<uint8_t>(code - 1));
-  return squared_error_as_e2m1(block, half.value) < squared_error_as_e2m1(block, above.value)
+  return squared_error_as_e2m1(block, half.value) < 4 * squared_error_as_e2m1(block, above.value)
              ? half
              : above;
 }
@@ -126,8 +138,8 @@ class Quantizer {
     for (int64_t col = 0; col < scale_cols_; ++col) {
       const Block b{e, first, first + std::min(rows_, weight_.dim(1) - first), col * cols_,
                     col * cols_ + std::min(cols_, weight_.dim(2) - col * cols_)};
-      read(b, block);
-      const BlockScale scale = scale_of(block, format_, dtype_);
+      const float amax = read(b, block);
+      const BlockScale scale = scale_of(block, amax, format_, dtype_);
       const int64_t at = index * scale_cols_ + col;
       if (dtype_ == DType::kF32) {
         std::memcpy(scales_ + at * 4, &scale.value, 4);
@@ -143,19 +155,31 @@ class Quantizer {
     int64_t expert, row_begin, row_end, col_begin, col_end;
   };
 
-  void read(const Block& b, std::vector<float>& block) const {
-    block.clear();
+  // Returns the largest magnitude.
+  float read(const Block& b, std::vector<float>& block) const {
+    block.resize(static_cast<size_t>((b.row_end - b.row_begin) * (b.col_end - b.col_begin)));
+    const int64_t step = weight_.stride(2) * static_cast<int64_t>(size_of(weight_.dtype()));
+    float* to = block.data();
+    uint32_t largest = 0;  // bits without the sign are ordered as magnitudes are, NaN above all
     for (int64_t n = b.row_begin; n < b.row_end; ++n) {
-      for (int64_t k = b.col_begin; k < b.col_end; ++k) {
-        const float value = load_plain(address(weight_, b.expert, n, k), weight_.dtype());
-        if (!std::isfinite(value)) {
-          throw InvalidArgument(str_cat("quantize: expected finite values, got ", value, " at [",
-                                        b.expert, ", ", n, ", ", k, "] of ",
-                                        describe("weight", weight_)));
-        }
-        block.push_back(value);
+      const char* from = address(weight_, b.expert, n, b.col_begin);
+      for (int64_t k = b.col_begin; k < b.col_end; ++k, from += step) {
+        *to = load_plain(from, weight_.dtype());
+        largest = std::max(largest, std::bit_cast<uint32_t>(*to++) & 0x7fffffffu);
       }
     }
+    if (largest >= 0x7f800000u) fail_not_finite(b, block);
+    return std::bit_cast<float>(largest);
+  }
+
+  [[noreturn]] void fail_not_finite(const Block& b, const std::vector<float>& block) const {
+    const auto at =
+        std::find_if(block.begin(), block.end(), [](float value) { return !std::isfinite(value); });
+    const int64_t index = at - block.begin(), cols = b.col_end - b.col_begin;
+    throw InvalidArgument(str_cat("quantize: expected finite values, got ", *at, " at [", b.expert,
+                                  ", ", b.row_begin + index / cols, ", ",
+                                  b.col_begin + index % cols, "] of ",
+                                  describe("weight", weight_)));
   }
 
   void write(const Block& b, const std::vector<float>& block, float scale) const {
@@ -245,13 +269,14 @@ float load_scale(const char* at, DType dtype) {
 template <typename T>
 void dequantize_run(const uint8_t* row, bool is_fp4, int64_t k, int64_t count, float scale,
                     T* out) {
-  if (is_fp4) {
-    for (int64_t i = 0; i < count; ++i, ++k) {
-      const uint8_t two = row[k / 2];
-      out[i] = T(e2m1_to_float(static_cast<uint8_t>(k % 2 == 0 ? two : two >> 4)) * scale);
-    }
-  } else {
+  if (!is_fp4) {
     for (int64_t i = 0; i < count; ++i) out[i] = T(e4m3_to_float(row[k + i]) * scale);
+    return;
+  }
+  T values[16];
+  for (uint8_t code = 0; code < 16; ++code) values[code] = T(e2m1_to_float(code) * scale);
+  for (int64_t i = 0; i < count; ++i, ++k) {
+    out[i] = values[k % 2 == 0 ? row[k / 2] & 15 : row[k / 2] >> 4];
   }
 }
 

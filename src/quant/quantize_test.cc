@@ -12,6 +12,7 @@
 #include "cadre/float16.h"
 #include "cadre/quantization.h"
 #include "cadre/thread_pool.h"
+#include "io/safetensors.h"
 #include "quant/float8.h"
 #include "support/compare.h"
 #include "support/expect_error.h"
@@ -266,6 +267,45 @@ TEST(Quantize, Fp4ChoosesTheBetterOfTwoExponents) {
       }
     }
     EXPECT_NEAR(error, std::min(best[0], best[1]), 1e-6) << row;
+  }
+}
+
+// What Transformers' own operations made (tests/data/make/make_quantized.py). Its float32 scales
+// are 1 / (448 / amax): within one unit of ours in the last place; powers of two are the same.
+TEST(AgainstTransformers, QuantizesAlike) {
+  const auto file = SafetensorsFile::open(CADRE_TEST_DATA "/quantized/transformers.safetensors");
+  for (const std::string name : {"float", "ue8m0"}) {
+    const bool is_float = name == "float";
+    const ScaleLayout layout{is_float ? DType::kF32 : DType::kF8E8M0, 32, 32};
+    const QuantizedWeight q = quantize(file.tensor("weight"), StorageFormat::kFp8Block, layout);
+    const TensorView values = file.tensor(name + ".values"), scales = file.tensor(name + ".scales");
+    ASSERT_EQ(q.scales->shape(), scales.shape());
+    int different_values = 0;
+    for (int64_t i = 0; i < values.numel(); ++i) {
+      different_values += q.values->as<uint8_t>()[i] != values.as<uint8_t>()[i];
+    }
+    for (int64_t i = 0; i < scales.numel(); ++i) {
+      if (is_float) {
+        EXPECT_FLOAT_EQ(q.scales->as<float>()[i], scales.as<float>()[i]) << i;
+      } else {
+        EXPECT_EQ(q.scales->as<uint8_t>()[i], scales.as<uint8_t>()[i]) << i;
+      }
+    }
+    EXPECT_LE(different_values, is_float ? 8 : 0) << name << ": values next to a tie alone";
+  }
+}
+
+TEST(AgainstTransformers, DequantizesToTheSameBits) {
+  const auto file = SafetensorsFile::open(CADRE_TEST_DATA "/quantized/transformers.safetensors");
+  for (const std::string name : {"float", "ue8m0", "fp4"}) {
+    const bool is_fp4 = name == "fp4";
+    const StorageFormat format = is_fp4 ? StorageFormat::kFp4 : StorageFormat::kFp8Block;
+    const ScaleLayout layout =
+        is_fp4 ? kMx : ScaleLayout{name == "float" ? DType::kF32 : DType::kF8E8M0, 32, 32};
+    const TensorView expected = file.tensor(name + ".dequantized");
+    const Tensor out(DType::kBF16, expected.shape());
+    dequantize({format, layout, file.tensor(name + ".values"), file.tensor(name + ".scales")}, out);
+    EXPECT_EQ(std::memcmp(out->data(), expected.data(), expected.nbytes()), 0) << name;
   }
 }
 

@@ -21,13 +21,21 @@ std::vector<double> run_backend(ExpertsBackend& backend, const ExpertsQuery& que
                                 const std::shared_ptr<const ExpertsWeights>& weights,
                                 const RoutedTokens& tokens, const Stream& stream);
 
-/// The float64 reference of the whole case. Weights wider than the compute dtype enter it rounded,
-/// as the recipe says.
+/// The float64 reference of the whole case, in the arithmetic of its query: activations are rounded
+/// as its scheme says, weights wider than the compute dtype enter it rounded.
 std::vector<double> reference_of(const ExpertsCase& c);
 
-/// Empty when the backend's output lies within stated_bound of `reference` and everything was
-/// written; otherwise what is wrong, the worst element and the case.
+/// The same with activations as they are; empty where that is no different.
+std::vector<double> exact_reference_of(const ExpertsCase& c);
+
+/// What |out - reference_of| / |reference_of| must not exceed.
+double bound_of(const ExpertsCase& c);
+
+/// Empty when the backend's output lies within bound_of(c) of `reference` and, where it is given,
+/// within stated_bound of `exact`, and everything was written; otherwise what is wrong, the worst
+/// element and the case.
 std::string check_against(const std::vector<double>& reference, ExpertsBackend& backend,
-                          const ExpertsCase& c, const Stream& stream);
+                          const ExpertsCase& c, const Stream& stream,
+                          const std::vector<double>& exact = {});
 
 }  // namespace cadre::test

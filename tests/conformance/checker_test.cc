@@ -81,6 +81,64 @@ TEST(Checker, CatchesSwappedGateAndUp) {
   EXPECT_NE(verdict(Fault::kSwapsGateAndUp).find("relative error"), std::string::npos);
 }
 
+// The reference itself as a backend, with or without what quantised experts are prone to lose.
+class ReferenceBackend : public ExpertsBackend {
+ public:
+  explicit ReferenceBackend(ActivationScheme activations, bool loses_offset = false)
+      : activations_(activations), loses_offset_(loses_offset) {}
+  Support supports(const ExpertsQuery&) const override { return {}; }
+  std::unique_ptr<PreparedExperts> prepare(const ExpertsQuery& query,
+                                           std::shared_ptr<const ExpertsWeights> weights) override {
+    auto copy = std::make_shared<ExpertsWeights>(*weights);
+    for (ExpertMatrix& m : copy->up) {
+      if (loses_offset_) m.scale_row_offset = 0;
+    }
+    return std::make_unique<PreparedExperts>(query, copy);
+  }
+  size_t workspace_bytes(const ExpertsQuery&, int64_t, int) const override { return 0; }
+
+ protected:
+  void run(const PreparedExperts& experts, const RoutedTokens& tokens, Workspace&,
+           const Stream&) override {
+    std::vector<double> out(static_cast<size_t>(tokens.output.numel()));
+    reference_forward(experts.query.config, *experts.weights, tokens, out.data(), activations_);
+    for (size_t i = 0; i < out.size(); ++i) {
+      tokens.output.as<float>()[i] = static_cast<float>(out[i]);
+    }
+  }
+
+ private:
+  ActivationScheme activations_;
+  bool loses_offset_;
+};
+
+std::string quantized_verdict(ExpertsBackend&& backend) {
+  CaseParams params;
+  params.config.hidden_size = 192;
+  params.config.intermediate_size = 96;  // up begins inside a block
+  params.output_f32 = true;
+  params.quantized = StorageFormat::kFp8Block;
+  params.scale_layout = {DType::kF32, 64, 128};
+  params.activations = ActivationScheme::kDynamic;
+  const ExpertsCase c(params);
+  ThreadPool pool(1);
+  return check_against(reference_of(c), backend, c, Stream::cpu(pool), exact_reference_of(c));
+}
+
+TEST(Checker, PassesTheArithmeticOfQuantisedExperts) {
+  EXPECT_EQ(quantized_verdict(ReferenceBackend(ActivationScheme::kDynamic)), "");
+}
+
+TEST(Checker, CatchesActivationsThatAreNotQuantised) {
+  const std::string text = quantized_verdict(ReferenceBackend(ActivationScheme::kNone));
+  EXPECT_NE(text.find("above the emulation bound 0.001"), std::string::npos) << text;
+}
+
+TEST(Checker, CatchesScalesOfTheWrongBlock) {
+  const std::string text = quantized_verdict(ReferenceBackend(ActivationScheme::kDynamic, true));
+  EXPECT_NE(text.find("above the emulation bound"), std::string::npos) << text;
+}
+
 TEST(Checker, ReportsARefusal) {
   CaseParams params;
   params.config.num_experts = 2;

@@ -39,6 +39,10 @@ void DeviceTest::SetUp() {
 
 CaseParams for_device_under_test(CaseParams params) {
   if (!is_gpu_under_test()) return params;
+  if (params.quantized) {
+    params.whole_scale_shift = true;
+    return params;
+  }
   params.stored_dtype = params.compute_dtype;
   params.byte_shift *= std::max(size_of(params.stored_dtype), size_of(params.bias_dtype));
   return params;

@@ -25,8 +25,8 @@ class DeviceTest : public testing::Test {
   void SetUp() override;
 };
 
-/// GPU backends take weights in the compute dtype alone, at addresses of whole elements: a case is
-/// asked for with those. Unchanged on the CPU.
+/// GPU backends take plain weights in the compute dtype alone, and all at addresses of whole
+/// elements: a case is asked for with those. Unchanged on the CPU.
 CaseParams for_device_under_test(CaseParams params);
 
 }  // namespace cadre::test

@@ -1,5 +1,6 @@
 #include "conformance/experts_case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -45,6 +46,14 @@ bool is_wider(DType stored, DType compute) {
 
 std::string describe(const CaseParams& p) {
   const ExpertsConfig& c = p.config;
+  std::string quantized;
+  if (p.quantized) {
+    const ScaleLayout& layout = p.scale_layout;
+    quantized = str_cat(" ", cadre::name_of(*p.quantized), "/", cadre::name_of(layout.dtype), "/",
+                        layout.block_rows, "x", layout.block_cols,
+                        " activations=", cadre::name_of(p.activations),
+                        " zeros=", p.has_zero_blocks, " huge=", p.has_huge_value);
+  }
   return str_cat("T=", p.num_tokens, " E=", c.num_experts, " k=", c.top_k, " H=", c.hidden_size,
                  " I=", c.intermediate_size, " ", cadre::name_of(p.compute_dtype), " x ",
                  cadre::name_of(p.stored_dtype), " ids=", cadre::name_of(p.id_dtype),
@@ -53,7 +62,7 @@ std::string describe(const CaseParams& p) {
                  " limit=", c.swiglu_limit.value_or(0), " alpha=", c.swiglu_alpha.value_or(0),
                  " routing=", name_of(p.routing), " per_expert=", p.per_expert_tensors,
                  " expert_gap=", p.expert_gap, " row_gap=", p.row_gap, " shift=", p.byte_shift,
-                 " out_f32=", p.output_f32, " seed=", p.seed);
+                 " out_f32=", p.output_f32, " seed=", p.seed, quantized);
 }
 
 ExpertsCase::ExpertsCase(const CaseParams& params)
@@ -84,7 +93,8 @@ float ExpertsCase::normal(float deviation) {
 GuardedBuffer ExpertsCase::random_matrix(DType dtype, int64_t outer, int64_t stride, int64_t inner,
                                          float deviation, bool is_weight) {
   const int64_t elements = outer == 0 ? 0 : (outer - 1) * stride + inner;
-  GuardedBuffer buffer(bytes_for(dtype, elements), params_.byte_shift);
+  const size_t shift = params_.byte_shift * (params_.whole_scale_shift ? size_of(dtype) : 1);
+  GuardedBuffer buffer(bytes_for(dtype, elements), shift);
   const bool round = is_weight && params_.round_weights && is_wider(dtype, params_.compute_dtype);
   for (int64_t i = 0; i < outer; ++i) {
     for (int64_t j = 0; j < inner; ++j) {
@@ -97,10 +107,10 @@ GuardedBuffer ExpertsCase::random_matrix(DType dtype, int64_t outer, int64_t str
 }
 
 void ExpertsCase::make_weights() {
-  if (params_.per_expert_tensors) {
-    make_per_expert();
+  if (params_.quantized) {
+    params_.per_expert_tensors ? make_quantized_per_expert() : make_quantized_fused();
   } else {
-    make_fused();
+    params_.per_expert_tensors ? make_per_expert() : make_fused();
   }
 }
 
@@ -113,21 +123,23 @@ void ExpertsCase::make_fused() {
     const Dims shape = c.is_transposed ? Dims{c.num_experts, k, n} : Dims{c.num_experts, n, k};
     return {buffers_.back().data(), dtype, shape, {stride, c.is_transposed ? n : k, 1}};
   };
-  const auto add_bias = [&](int64_t n) -> TensorView {
-    const int64_t stride = n + params_.expert_gap;
-    buffers_.push_back(random_matrix(params_.bias_dtype, c.num_experts, stride, n, 0.5f, false));
-    return {buffers_.back().data(), params_.bias_dtype, {c.num_experts, n}, {stride, 1}};
-  };
   FusedExperts fused;
   const auto deviation = [](int64_t k) { return 1.5f / std::sqrt(static_cast<float>(k)); };
   fused.gate_up_proj = add(params_.stored_dtype, up_rows, c.hidden_size, deviation(c.hidden_size));
   fused.down_proj =
       add(params_.stored_dtype, c.hidden_size, c.intermediate_size, deviation(c.intermediate_size));
   if (c.has_bias) {
-    fused.gate_up_proj_bias = add_bias(up_rows);
-    fused.down_proj_bias = add_bias(c.hidden_size);
+    fused.gate_up_proj_bias = make_bias(up_rows);
+    fused.down_proj_bias = make_bias(c.hidden_size);
   }
   weights_ = std::make_shared<ExpertsWeights>(make_experts_weights(c, fused));
+}
+
+TensorView ExpertsCase::make_bias(int64_t n) {
+  const int64_t experts = params_.config.num_experts;
+  const int64_t stride = n + params_.expert_gap;
+  buffers_.push_back(random_matrix(params_.bias_dtype, experts, stride, n, 0.5f, false));
+  return {buffers_.back().data(), params_.bias_dtype, {experts, n}, {stride, 1}};
 }
 
 void ExpertsCase::make_per_expert() {
@@ -147,6 +159,114 @@ void ExpertsCase::make_per_expert() {
       c.has_gate ? add(c.intermediate_size, c.hidden_size) : std::vector<TensorView>();
   const auto down = add(c.hidden_size, c.intermediate_size);
   weights_ = std::make_shared<ExpertsWeights>(make_experts_weights(c, gate, up, down));
+}
+
+// [experts, n, k] float32, with what the parameters want in it.
+std::vector<float> ExpertsCase::random_weights(int64_t experts, int64_t n, int64_t k) {
+  const float deviation = 1.5f / std::sqrt(static_cast<float>(k));
+  const int64_t rows = std::max<int64_t>(params_.scale_layout.block_rows, 1);
+  const int64_t cols = std::max<int64_t>(params_.scale_layout.block_cols, 1);
+  std::vector<float> values(static_cast<size_t>(experts * n * k));
+  for (int64_t i = 0; i < experts * n * k; ++i) {
+    const int64_t row = i / k % n, col = i % k;
+    const bool is_zero = params_.has_zero_blocks && (row / rows + col / cols) % 3 == 1;
+    float value = normal(deviation);
+    if (params_.has_huge_value && row == n / 2 && col == k / 2) value *= 1000;
+    values[static_cast<size_t>(i)] = is_zero ? 0 : value;
+  }
+  return values;
+}
+
+// A copy at the parameters' alignment that ends at an unreadable page, with gaps[i] elements
+// between the slices of dimension i.
+TensorView ExpertsCase::place(const Tensor& tensor, const Dims& gaps) {
+  const TensorView& from = tensor.view();
+  Dims strides = from.shape();
+  int64_t stride = 1;
+  for (int i = from.rank() - 1; i >= 0; --i) {
+    stride += gaps[i];
+    strides[i] = stride;
+    stride *= from.dim(i);
+  }
+  const size_t size = size_of(from.dtype());
+  int64_t last = 0;
+  for (int i = 0; i < from.rank(); ++i) last += (from.dim(i) - 1) * strides[i];
+  const size_t shift = params_.byte_shift * (params_.whole_scale_shift ? size : 1);
+  GuardedBuffer& buffer = buffers_.emplace_back(static_cast<size_t>(last + 1) * size, shift);
+  for (int64_t i = 0; i < from.numel(); ++i) {
+    int64_t rest = i, at = 0;
+    for (int d = from.rank() - 1; d >= 0; --d) {
+      at += rest % from.dim(d) * strides[d];
+      rest /= from.dim(d);
+    }
+    std::memcpy(buffer.data() + static_cast<size_t>(at) * size,
+                static_cast<const char*>(from.data()) + static_cast<size_t>(i) * size, size);
+  }
+  return {buffer.data(), from.dtype(), from.shape(), strides};
+}
+
+void ExpertsCase::make_quantized_fused() {
+  const ExpertsConfig& c = params_.config;
+  const StorageFormat format = *params_.quantized;
+  const ScaleLayout& layout = params_.scale_layout;
+  const bool is_transposed = c.is_transposed && (format == StorageFormat::kFp8Block ||
+                                                 format == StorageFormat::kFp8Tensor);
+  const Dims gaps{params_.expert_gap, 0, 0};
+  const auto add = [&](int64_t n, int64_t k) {
+    const std::vector<float> values = random_weights(c.num_experts, n, k);
+    const TensorView rows(values.data(), DType::kF32, {c.num_experts, n, k});
+    const TensorView columns(values.data(), DType::kF32, {c.num_experts, k, n}, {n * k, 1, k});
+    const ScaleLayout turned{layout.dtype, layout.block_cols, layout.block_rows};
+    const QuantizedWeight q =
+        is_transposed ? quantize(columns, format, turned) : quantize(rows, format, layout);
+    return QuantizedTensor{format, layout, place(q.values, gaps), place(q.scales, gaps)};
+  };
+  QuantizedFusedExperts fused;
+  const int64_t up_rows = c.has_gate ? 2 * c.intermediate_size : c.intermediate_size;
+  fused.gate_up_proj = add(up_rows, c.hidden_size);
+  fused.down_proj = add(c.hidden_size, c.intermediate_size);
+  if (format == StorageFormat::kFp8Tensor && c.has_gate) {  // gate's and up's own
+    const Tensor two(DType::kF32, {c.num_experts, 2, 1});
+    for (int64_t i = 0; i < 2 * c.num_experts; ++i) {
+      const TensorView& one = fused.gate_up_proj.scales;
+      float scale;
+      std::memcpy(&scale, one[i / 2].data(), sizeof(scale));
+      two->as<float>()[i] = i % 2 == 0 ? scale : scale * 0.75f;
+    }
+    fused.gate_up_proj.scales = place(two, gaps);
+  }
+  if (c.has_bias) {
+    fused.gate_up_proj_bias = make_bias(up_rows);
+    fused.down_proj_bias = make_bias(c.hidden_size);
+  }
+  if (params_.activations == ActivationScheme::kStatic) {
+    for (int64_t e = 0; e < c.num_experts; ++e) {
+      input_scales_.push_back(params_.scale * (1 + 0.125f * static_cast<float>(e)) / 128);
+    }
+    fused.gate_up_input_scales = fused.down_input_scales = input_scales_;
+  }
+  weights_ = std::make_shared<ExpertsWeights>(make_experts_weights(c, fused));
+}
+
+void ExpertsCase::make_quantized_per_expert() {
+  const ExpertsConfig& c = params_.config;
+  const auto add = [&](int64_t n, int64_t k) {
+    std::vector<QuantizedTensor> tensors;
+    for (int64_t e = 0; e < c.num_experts; ++e) {
+      const std::vector<float> values = random_weights(1, n, k);
+      const QuantizedWeight q =
+          quantize({values.data(), DType::kF32, {n, k}}, *params_.quantized, params_.scale_layout);
+      const Dims gaps{params_.expert_gap, 0};
+      tensors.push_back({q.format, q.layout, place(q.values, gaps), place(q.scales, gaps)});
+    }
+    return tensors;
+  };
+  const auto up = add(c.intermediate_size, c.hidden_size);
+  const auto gate =
+      c.has_gate ? add(c.intermediate_size, c.hidden_size) : std::vector<QuantizedTensor>();
+  const auto down = add(c.hidden_size, c.intermediate_size);
+  weights_ =
+      std::make_shared<ExpertsWeights>(make_experts_weights(c, QuantizedExperts{gate, up, down}));
 }
 
 void ExpertsCase::make_tokens() {
@@ -215,11 +335,13 @@ void ExpertsCase::make_routing() {
   }
 }
 
-ExpertsQuery ExpertsCase::query() const {
+ExpertsQuery query_of(const CaseParams& params) {
   ExpertsQuery query;
-  query.config = params_.config;
-  query.compute_dtype = params_.compute_dtype;
-  query.format = weights_->format;
+  query.config = params.config;
+  query.compute_dtype = params.compute_dtype;
+  query.format = params.quantized.value_or(*plain_format(params.stored_dtype));
+  query.scale_layout = params.scale_layout;
+  query.activation_scheme = params.activations;
   return query;
 }
 
@@ -248,7 +370,11 @@ void ExpertsCase::set_id(int64_t token, int64_t slot, int64_t id) {
 void ExpertsCase::set_expert_weights(int64_t expert, float value) {
   const auto e = static_cast<size_t>(expert);
   for (const ExpertMatrix* matrix : {&weights_->up[e], &weights_->down[e]}) {
-    write_element(const_cast<void*>(matrix->data), params_.stored_dtype, value);
+    if (params_.quantized) {  // all bits set: NaN in both containers
+      std::memset(const_cast<void*>(matrix->scales), 0xff, size_of(params_.scale_layout.dtype));
+    } else {
+      write_element(const_cast<void*>(matrix->data), params_.stored_dtype, value);
+    }
   }
 }
 

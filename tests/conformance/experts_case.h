@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,9 +43,21 @@ struct CaseParams {
   float scale = 1;         // of the hidden states
   uint32_t seed = 1;
   bool round_weights = false;  // the same values, already rounded to the compute dtype
+
+  /// Quantised weights, made from random float32 ones by quantize(); stored_dtype is then unused.
+  /// is_transposed turns FP8 blocks and per-tensor FP8 alone.
+  std::optional<StorageFormat> quantized = {};
+  ScaleLayout scale_layout = {};
+  ActivationScheme activations = ActivationScheme::kNone;
+  bool has_zero_blocks = false;
+  bool has_huge_value = false;     // one weight of each matrix is a thousand times larger
+  bool whole_scale_shift = false;  // byte_shift counts elements of scales and biases
 };
 
 std::string describe(const CaseParams& params);
+
+/// What a backend is asked about the case.
+ExpertsQuery query_of(const CaseParams& params);
 
 /// The data of a case. Bytes that no backend may read are NaN or unmapped.
 class ExpertsCase {
@@ -52,7 +65,7 @@ class ExpertsCase {
   explicit ExpertsCase(const CaseParams& params);
 
   const CaseParams& params() const { return params_; }
-  ExpertsQuery query() const;
+  ExpertsQuery query() const { return query_of(params_); }
   const std::shared_ptr<const ExpertsWeights>& weights() const { return weights_; }
   /// Inputs, and an output of the given kind of memory.
   RoutedTokens tokens() const { return tokens_; }
@@ -61,13 +74,19 @@ class ExpertsCase {
 
   void set_hidden(int64_t token, int64_t column, float value);
   void set_id(int64_t token, int64_t slot, int64_t id);
-  /// Overwrites the first element of the expert's up matrix and of its down matrix.
+  /// Overwrites the first element of the expert's up matrix and of its down matrix; of quantised
+  /// ones their first scales (`value` is then not finite: NaN takes its place).
   void set_expert_weights(int64_t expert, float value);
 
  private:
   void make_weights();
   void make_fused();
   void make_per_expert();
+  void make_quantized_fused();
+  void make_quantized_per_expert();
+  TensorView make_bias(int64_t n);
+  std::vector<float> random_weights(int64_t experts, int64_t n, int64_t k);
+  TensorView place(const Tensor& tensor, const Dims& gaps);
   void make_tokens();
   void make_routing();
   int64_t pick_id(int64_t token, int64_t slot);
@@ -79,6 +98,7 @@ class ExpertsCase {
   CaseParams params_;
   uint64_t state_;
   std::vector<GuardedBuffer> buffers_;
+  std::vector<float> input_scales_;
   std::shared_ptr<const ExpertsWeights> weights_;
   RoutedTokens tokens_;
 };

@@ -77,6 +77,49 @@ struct Fixture {
   }
 };
 
+struct Format {
+  StorageFormat format;
+  ScaleLayout layout;
+  ActivationScheme activations;
+  double cost;  // of rounding the weights, against Transformers' float32 output
+};
+const Format kFormats[] = {
+    {StorageFormat::kFp8Block, {DType::kF32, 128, 128}, ActivationScheme::kDynamic, 6e-2},
+    {StorageFormat::kFp8Block, {DType::kF8E8M0, 128, 128}, ActivationScheme::kDynamic, 6e-2},
+    {StorageFormat::kFp4, {DType::kF8E8M0, 1, 32}, ActivationScheme::kNone, 0.3}};
+
+// [E, R, C] with the last two dimensions the other way round.
+TensorView turned(const TensorView& t) {
+  return {
+      t.data(), t.dtype(), {t.dim(0), t.dim(2), t.dim(1)}, {t.stride(0), t.stride(2), t.stride(1)}};
+}
+
+// A fixture's experts, quantised by our own code; their format in `layout` may have other rows.
+struct QuantizedFixture {
+  QuantizedWeight up, down;
+  std::shared_ptr<const ExpertsWeights> weights;
+  ExpertsConfig config;
+
+  QuantizedFixture(const Fixture& fixture, const Format& format) : config(fixture.config) {
+    ScaleLayout layout = format.layout;
+    if (!config.is_concatenated) layout.block_rows = 1;  // gate and up rows take turns
+    const std::string name = config.has_gate ? "gate_up_proj" : "up_proj";
+    const auto quantized = [&](const TensorView& t) {
+      return quantize(config.is_transposed ? turned(t) : t, format.format, layout);
+    };
+    up = quantized(fixture.tensor(name));
+    down = quantized(fixture.tensor("down_proj"));
+    config.is_transposed = false;
+    QuantizedFusedExperts fused{up.view(), down.view()};
+    if (config.has_bias) {
+      fused.gate_up_proj_bias = fixture.tensor(name + "_bias");
+      fused.down_proj_bias = fixture.tensor("down_proj_bias");
+    }
+    weights =
+        std::make_shared<ExpertsWeights>(make_experts_weights(config, fused, fixture.file.owner()));
+  }
+};
+
 std::vector<std::filesystem::path> fixture_paths() {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(CADRE_TEST_DATA "/experts")) {
@@ -120,6 +163,55 @@ TEST_F(Fixtures, EveryBackendAgreesWithTransformersInEveryComputeDtype) {
         const auto out = run_backend(*entry.backend, query, weights, tokens, test_stream(1));
         EXPECT_LE(relative_error(out, expected), stated_bound(dtype, query.format))
             << path << " " << entry.name << " " << name_of(dtype);
+      }
+    }
+  }
+}
+
+TEST_F(Fixtures, QuantisedByOurOwnCodeStayNearTransformers) {
+  for (const auto& path : fixture_paths()) {
+    const Fixture fixture(path);
+    for (const Format& format : kFormats) {
+      const QuantizedFixture quantized(fixture, format);
+      const TensorView hidden = fixture.tensor("hidden_states");
+      std::vector<double> out(static_cast<size_t>(hidden.numel()));
+      reference_forward(quantized.config, *quantized.weights,
+                        fixture.tokens(converted(hidden, DType::kF32)), out.data());
+      EXPECT_LE(relative_error(out, to_doubles(fixture.tensor("output"))), format.cost)
+          << path << " " << name_of(format.format) << " " << name_of(format.layout.dtype);
+    }
+  }
+}
+
+TEST_F(Fixtures, QuantisedByOurOwnCodeRunOnEveryBackendThatServesThem) {
+  for (const auto& path : fixture_paths()) {
+    const Fixture fixture(path);
+    for (const Format& format : kFormats) {
+      const QuantizedFixture quantized(fixture, format);
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        const Tensor hidden = converted(fixture.tensor("hidden_states"), dtype);
+        RoutedTokens tokens = fixture.tokens(hidden);
+        ExpertsQuery query;
+        query.config = quantized.config;
+        query.device = test_stream(1).device;
+        query.compute_dtype = dtype;
+        query.format = format.format;
+        query.scale_layout = quantized.weights->scale_layout;
+        query.activation_scheme = format.activations;
+        std::vector<double> same(static_cast<size_t>(hidden->numel())), exact = same;
+        reference_forward(query.config, *quantized.weights, tokens, same.data(),
+                          format.activations);
+        reference_forward(query.config, *quantized.weights, tokens, exact.data());
+        for (const BackendEntry& entry : runnable_backends()) {
+          if (!entry.backend->supports(query)) continue;
+          const Tensor output(DType::kF32, hidden->shape());
+          tokens.output = output;
+          const auto out =
+              run_backend(*entry.backend, query, quantized.weights, tokens, test_stream(1));
+          SCOPED_TRACE(path.string() + " " + entry.name + " " + std::string(name_of(dtype)));
+          EXPECT_LE(relative_error(out, same), emulation_bound(query, DType::kF32));
+          EXPECT_LE(relative_error(out, exact), stated_bound(dtype, query.format));
+        }
       }
     }
   }

@@ -65,15 +65,29 @@ TensorView moved(const DeviceCopies& copies, const TensorView& view, Device devi
   return {data, view.dtype(), view.shape(), view.strides(), device};
 }
 
-size_t element_size(StorageFormat format) { return format == StorageFormat::kF32 ? 4 : 2; }
+int64_t block_of(int64_t index, int64_t block) { return block == 0 ? 0 : index / block; }
+
+// Bytes from the first to the last value of a matrix, and to the last of its scales.
+int64_t bytes_of_values(StorageFormat format, const ExpertMatrix& m, int64_t n, int64_t k) {
+  if (format == StorageFormat::kFp4) return (n - 1) * m.row_stride + row_bytes(format, k);
+  return ((n - 1) * m.row_stride + (k - 1) * m.col_stride + 1) * row_bytes(format, 1);
+}
+int64_t bytes_of_scales(const ScaleLayout& layout, const ExpertMatrix& m, int64_t n, int64_t k) {
+  const int64_t last =
+      block_of(n - 1 + m.scale_row_offset, layout.block_rows) * m.scale_row_stride +
+      block_of(k - 1, layout.block_cols) * m.scale_col_stride;
+  return (last + 1) * static_cast<int64_t>(size_of(layout.dtype));
+}
 
 // Visits every address of the weights with the bytes behind it.
 template <typename Weights, typename Visit>
 void visit_addresses(const ExpertsConfig& config, Weights& weights, Visit visit) {
   const auto matrices = [&](auto& list, int64_t n, int64_t k) {
     for (auto& m : list) {
-      const int64_t last = (n - 1) * m.row_stride + (k - 1) * m.col_stride;
-      visit(m.data, static_cast<size_t>(last + 1) * element_size(weights.format));
+      const int64_t values = bytes_of_values(weights.format, m, n, k);
+      const int64_t scales = bytes_of_scales(weights.scale_layout, m, n, k);
+      visit(m.data, static_cast<size_t>(values));
+      if (is_quantized(weights.format)) visit(m.scales, static_cast<size_t>(scales));
     }
   };
   const auto vectors = [&](auto& list, int64_t n) {
