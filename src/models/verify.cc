@@ -146,9 +146,9 @@ class Verifier {
     const ExpertsQuery& query = group.query();
     const auto& weights = group.weights(block.index());
     const Stream& stream = stream_.get();
-    const std::vector<double> truth = reference_of(
-        query, HostExperts(query.config, *weights, input.top_k_index, stream).get(),
-        {input.hidden_states, input.top_k_index, input.top_k_weights, {}}, pool_);
+    const std::vector<double> truth =
+        reference_of(query, HostExperts(query.config, *weights, input.top_k_index, stream).get(),
+                     {input.hidden_states, input.top_k_index, input.top_k_weights, {}}, pool_);
     const Tensor x = to_device_of(stream, input.hidden_states.view());
     const Tensor index = to_device_of(stream, input.top_k_index.view());
     const Tensor factors = to_device_of(stream, input.top_k_weights.view());

@@ -17,8 +17,11 @@ class Graph : public DeviceTest {
  protected:
   // Records the call of `p`, then replays it with its own routing and with others.
   void check(const CaseParams& p) {
+    ExpertsQuery query = query_of(p);
+    query.device = test_stream().device;
     for (const BackendEntry& entry : runnable_backends()) {
       if (entry.name == "eager") continue;
+      if (p.quantized && !entry.backend->supports(query)) continue;
       SCOPED_TRACE(entry.name + " " + describe(p));
       ExpertsCase c(p);
       PlacedCall call(*entry.backend, c.query(), c.weights(), c.tokens(), test_stream());
@@ -84,6 +87,33 @@ TEST_F(Graph, LayoutsThatNeedOtherKernelsRecordToo) {
       p.config.has_bias = true;
       p.byte_shift = 4;
       check(p);
+    }
+  }
+}
+
+TEST_F(Graph, QuantisedExpertsRecordToo) {
+  struct Format {
+    StorageFormat format;
+    ScaleLayout layout;
+    ActivationScheme activations;
+  };
+  const ScaleLayout groups{DType::kF8E8M0, 1, 32};
+  for (const Format& format :
+       {Format{StorageFormat::kFp8Block, {DType::kF32, 128, 128}, ActivationScheme::kDynamic},
+        Format{StorageFormat::kFp8Block, {DType::kF8E8M0, 96, 64}, ActivationScheme::kDynamic},
+        Format{StorageFormat::kFp8Tensor, {DType::kF32, 0, 0}, ActivationScheme::kDynamic},
+        Format{StorageFormat::kMxFp8, groups, ActivationScheme::kNone},
+        Format{StorageFormat::kFp4, groups, ActivationScheme::kNone},
+        Format{StorageFormat::kFp4, groups, ActivationScheme::kDynamic}}) {
+    for (const int64_t tokens : {1, 8, 64, 300}) {
+      CaseParams p;
+      p.num_tokens = tokens;
+      p.config = {.num_experts = 8, .hidden_size = 256, .intermediate_size = 160, .top_k = 4};
+      p.quantized = format.format;
+      p.scale_layout = format.layout;
+      p.activations = format.activations;
+      p.output_f32 = true;
+      check(for_device_under_test(p));
     }
   }
 }
