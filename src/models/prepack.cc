@@ -15,19 +15,23 @@ size_t expert_bytes(const ExpertsQuery& query) {
 }
 
 void release(const Checkpoint& checkpoint, const ExpertMatrix& matrix, int64_t rows, int64_t cols,
-             size_t element) {
+             StorageFormat format) {
+  if (format == StorageFormat::kFp4) {  // rows of bytes
+    return checkpoint.release(
+        matrix.data, static_cast<size_t>((rows - 1) * matrix.row_stride + row_bytes(format, cols)));
+  }
   const int64_t last = (rows - 1) * matrix.row_stride + (cols - 1) * matrix.col_stride;
-  checkpoint.release(matrix.data, static_cast<size_t>(last + 1) * element);
+  checkpoint.release(matrix.data, static_cast<size_t>((last + 1) * row_bytes(format, 1)));
 }
 
 void release_expert(const Checkpoint& checkpoint, const ExpertsConfig& config,
                     const ExpertsWeights& weights, int64_t expert) {
   const auto e = static_cast<size_t>(expert);
-  const size_t element = size_of(plain_dtype(weights.format).value());
+  const StorageFormat format = weights.format;
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  if (config.has_gate) release(checkpoint, weights.gate[e], inner, hidden, element);
-  release(checkpoint, weights.up[e], inner, hidden, element);
-  release(checkpoint, weights.down[e], hidden, inner, element);
+  if (config.has_gate) release(checkpoint, weights.gate[e], inner, hidden, format);
+  release(checkpoint, weights.up[e], inner, hidden, format);
+  release(checkpoint, weights.down[e], hidden, inner, format);
 }
 
 }  // namespace

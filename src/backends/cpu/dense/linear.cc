@@ -8,7 +8,9 @@ std::string_view CpuDenseOps::instruction_set() const { return name_of(active_is
 
 void CpuDenseOps::linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,
                          Workspace& workspace, const Stream& stream) {
-  matmul({x, weights.weight, weights.bias, out}, workspace, *stream.threads);
+  matmul({x, weights.weight, weights.bias, out, weights.scales, weights.scale_layout,
+          weights.activations, weights.input_scale},
+         workspace, *stream.threads);
 }
 
 size_t CpuDenseOps::linear_workspace_bytes(int64_t num_tokens, int64_t k, DType compute_dtype,

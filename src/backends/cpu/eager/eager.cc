@@ -9,6 +9,8 @@ namespace {
 
 class Eager : public CpuBackend {
  protected:
+  Abilities abilities() const override { return {.static_scales = true}; }
+
   void run_chunk(ExpertsCall& call) const override {
     for (int64_t i = 0; i < call.plan().num_active; ++i) call.gate_up(call.blocks_of(i));
     for (int64_t r = 0; r < call.num_ranges(); ++r) {

@@ -1,4 +1,4 @@
-// What the CPU backends of plain weights have in common: all but the order of their work.
+// What the CPU backends have in common: all but the order of their work.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,13 @@ namespace cadre::cpu {
 
 class CpuBackend : public ExpertsBackend {
  public:
-  Support supports(const ExpertsQuery& query) const override { return supports_in_place(query); }
+  Support supports(const ExpertsQuery& query) const override {
+    return supports_in_place(query, abilities());
+  }
 
   std::unique_ptr<PreparedExperts> prepare(const ExpertsQuery& query,
                                            std::shared_ptr<const ExpertsWeights> weights) override {
-    return prepare_in_place(query, std::move(weights));
+    return prepare_in_place(query, std::move(weights), abilities());
   }
 
   size_t workspace_bytes(const ExpertsQuery& query, int64_t max_tokens,
@@ -23,6 +25,8 @@ class CpuBackend : public ExpertsBackend {
   }
 
  protected:
+  virtual Abilities abilities() const { return {}; }
+
   /// Hands out the work of one chunk of tokens.
   virtual void run_chunk(ExpertsCall& call) const = 0;
 

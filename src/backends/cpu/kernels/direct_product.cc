@@ -116,7 +116,7 @@ int halves_of(const PanelPart* parts, int num_parts, HalfPanel* halves) {
   for (int p = 0; p < num_parts; ++p) {
     const PanelPart& part = parts[p];
     for (int first = 0; first < part.count; first += kHalf) {
-      const PlainMatrix& m = part.matrix;
+      const WeightMatrix& m = part.matrix;
       halves[count++] = {static_cast<const char*>(m.data) + byte_offset(m, part.begin + first, 0),
                          m.row_stride, m.type, std::min(kHalf, part.count - first),
                          part.at + first};
@@ -241,6 +241,17 @@ void ChunkRows::load(int64_t k0, int k) {
 }
 
 void ChunkRows::copy(int64_t k0, int k, void* to) const {
+  copy_values(k0, k, to);
+  const int rest = k % kRowUnit;
+  if (rest == 0) return;
+  const auto size = static_cast<size_t>(size_of(kernels_.row_type));
+  for (int r = 0; r < rows_.count; ++r) {
+    std::memset(static_cast<char*>(to) + static_cast<size_t>(r * kChunk + k) * size, 0,
+                static_cast<size_t>(kRowUnit - rest) * size);
+  }
+}
+
+void ChunkRows::copy_values(int64_t k0, int k, void* to) const {
   if (kernels_.row_type == Element::kF32) {
     return kernels_.widen({rows_.rows, k0, rows_.count, k, rows_.type, static_cast<float*>(to)});
   }

@@ -7,6 +7,9 @@
 
 namespace cadre::cpu {
 
+/// Copied rows are zero behind k up to a multiple of this: words of codes are multiplied whole.
+inline constexpr int kRowUnit = 8;
+
 /// The rows of a chunk as the table multiplies them: for tables that multiply chunk by chunk copies
 /// that lie kChunk elements apart, in float32 where the table wants that.
 class ChunkRows {
@@ -21,6 +24,7 @@ class ChunkRows {
 
  private:
   void copy(int64_t k0, int k, void* to) const;
+  void copy_values(int64_t k0, int k, void* to) const;
 
   const KernelTable& kernels_;
   const RowSet& rows_;

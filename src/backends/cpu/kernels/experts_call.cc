@@ -6,15 +6,13 @@
 #include "backends/cpu/kernels/isa.h"
 #include "backends/cpu/kernels/packed_experts.h"
 #include "backends/cpu/kernels/scalars.h"
+#include "backends/cpu/kernels/weight_matrix.h"
 #include "cadre/error.h"
 #include "core/check.h"
 #include "core/str_cat.h"
 
 namespace cadre::cpu {
 namespace {
-
-// Gate and up columns of the same h share a panel, half and half.
-constexpr int kGateColumns = kPanelColumns / 2;
 
 GateKind gate_kind(const ExpertsConfig& config) {
   if (config.swiglu_alpha) return GateKind::kScaledSwiglu;
@@ -34,10 +32,6 @@ GateKind gate_kind(const ExpertsConfig& config) {
   return GateKind::kSilu;
 }
 
-PlainMatrix plain(const ExpertMatrix& matrix, Element type) {
-  return {matrix.data, matrix.row_stride, matrix.col_stride, type};
-}
-
 // Biases [first, first + count) of an expert; zeros when the layer has none.
 void read_bias(const ExpertsWeights& weights, const std::vector<ExpertVector>& biases,
                int64_t expert, int64_t first, int count, float* out) {
@@ -54,11 +48,11 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
       weights_(*experts.weights),
       tokens_(tokens),
       threads_(threads),
-      kernels_(kernels_for(active_isa(), experts.query.compute_dtype)),
+      kernels_(kernels_for(active_isa(), experts.query.compute_dtype, weights_.format)),
       compute_(element_of(experts.query.compute_dtype)),
-      stored_(element_of(experts.weights->format)),
-      memory_(plan_memory(config_, experts.query.compute_dtype, tokens.hidden_states.dim(0),
-                          threads.num_threads())),
+      activations_(experts.query.activation_scheme),
+      group_(activation_group(weights_.format)),
+      memory_(plan_memory(experts.query, tokens.hidden_states.dim(0), threads.num_threads())),
       plan_(make_routing_plan(tokens.top_k_index, config_.num_experts, workspace)),
       arrange_(find_arrangement()),
       scratch_(workspace, threads.num_threads()) {
@@ -69,6 +63,10 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
   inputs_ = static_cast<char*>(workspace.allocate(memory_.input_bytes));
   h_ = static_cast<char*>(workspace.allocate(memory_.intermediate_bytes));
   results_ = static_cast<float*>(workspace.allocate(memory_.result_bytes));
+  codes_ = static_cast<char*>(workspace.allocate(memory_.code_bytes));
+  x_scales_ = static_cast<float*>(workspace.allocate(memory_.x_scale_bytes));
+  h_scales_ = static_cast<float*>(workspace.allocate(memory_.h_scale_bytes));
+  if (activations_ == ActivationScheme::kDynamic) quantize_tokens();
   make_blocks();
   std::fill_n(used_, pairs, uint8_t{0});
   for (int64_t i = 0; i < plan_.num_pairs; ++i) used_[plan_.pairs[i]] = 1;
@@ -78,12 +76,13 @@ ExpertsCall::ExpertsCall(const PreparedExperts& experts, const RoutedTokens& tok
 // unpacked into scratch memory first.
 ExpertsCall::Arrangement ExpertsCall::find_arrangement() const {
   if (weights_.packed) {
-    return compute_ == kernels_.row_type && stored_ == compute_ ? kernels_.tile : nullptr;
+    return compute_ == kernels_.row_type && element_of(weights_.format) == compute_ ? kernels_.tile
+                                                                                    : nullptr;
   }
   for (int64_t i = 0; i < plan_.num_active; ++i) {
     const auto expert = static_cast<size_t>(plan_.active[i]);
     const auto fits = [&](const ExpertMatrix& matrix, int64_t columns) {
-      return reads_in_place(kernels_, compute_, plain(matrix, stored_), columns);
+      return reads_in_place(kernels_, compute_, weight_matrix(weights_, matrix), columns);
     };
     if (!fits(weights_.up[expert], config_.intermediate_size) ||
         !fits(weights_.down[expert], config_.hidden_size) ||
@@ -141,10 +140,13 @@ int64_t ExpertsCall::num_gate_up_panels() const {
   return (config_.intermediate_size + columns - 1) / columns;
 }
 
-const void* ExpertsCall::input_row(int64_t row) const {
+const void* ExpertsCall::token_row(int64_t token) const {
   const TensorView& x = tokens_.hidden_states;
-  const int64_t token = plan_.pairs[row] / config_.top_k;
   return static_cast<const char*>(x.data()) + token * x.stride(0) * bytes_of(compute_);
+}
+
+const void* ExpertsCall::input_row(int64_t row) const {
+  return token_row(plan_.pairs[row] / config_.top_k);
 }
 
 char* ExpertsCall::h_of(const RowBlock& block) const {
@@ -191,6 +193,7 @@ void ExpertsCall::for_each_panel(
 
 void ExpertsCall::gate_up(RowBlockList list) {
   arrange_inputs(list);
+  if (activations_ == ActivationScheme::kStatic) quantize_inputs(list);
   const int64_t panels = num_gate_up_panels();
   const auto describe = [&](int64_t task, PanelPart* parts, const void** packed) {
     const RowBlock& block = list.blocks[task / panels];
@@ -201,6 +204,7 @@ void ExpertsCall::gate_up(RowBlockList list) {
                  [&](int64_t task, const PanelParts& parts, int thread) {
                    gate_up_panel(list.blocks[task / panels], parts, scratch_[thread]);
                  });
+  quantize_h(list);
 }
 
 void ExpertsCall::down(RowBlockList list, ColumnRange range) {
@@ -226,19 +230,19 @@ int ExpertsCall::gate_up_parts(const RowBlock& block, int64_t panel, PanelPart* 
   const int columns = static_cast<int>(std::min<int64_t>(width, config_.intermediate_size - first));
   const auto expert = static_cast<size_t>(block.expert);
   if (!config_.has_gate) {
-    parts[0] = {plain(weights_.up[expert], stored_), first, columns, 0, width};
+    parts[0] = {weight_matrix(weights_, weights_.up[expert]), first, columns, 0, width};
     return 1;
   }
-  parts[0] = {plain(weights_.gate[expert], stored_), first, columns, 0, width};
-  parts[1] = {plain(weights_.up[expert], stored_), first, columns, kGateColumns, width};
+  parts[0] = {weight_matrix(weights_, weights_.gate[expert]), first, columns, 0, width};
+  parts[1] = {weight_matrix(weights_, weights_.up[expert]), first, columns, kGateColumns, width};
   return 2;
 }
 
 PanelPart ExpertsCall::down_part(const RowBlock& block, ColumnRange range, int64_t panel) const {
   const int64_t first = range.begin + panel * kPanelColumns;
   const int columns = static_cast<int>(std::min<int64_t>(kPanelColumns, range.end - first));
-  return {plain(weights_.down[static_cast<size_t>(block.expert)], stored_), first, columns, 0,
-          kPanelColumns};
+  return {weight_matrix(weights_, weights_.down[static_cast<size_t>(block.expert)]), first, columns,
+          0, kPanelColumns};
 }
 
 // Whether products of so many rows end with the gate function themselves: in place it then works on
@@ -251,10 +255,10 @@ bool ExpertsCall::gates_in_product(int rows) const {
 void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
                                 const PanelScratch& scratch) const {
   const void* rows[kMaxBlockRows];
+  const float* scales[kMaxBlockRows];
   const int count = static_cast<int>(block.end - block.begin);
-  for (int r = 0; r < count; ++r) rows[r] = input_row(block.begin + r);
-  const void* arranged = nullptr;
-  if (arrange_) arranged = count == 1 ? rows[0] : inputs_ + block.arranged * memory_.input_stride;
+  RowSet x = input_rows(block, false, rows, scales);
+  if (arrange_) x.arranged = count == 1 ? rows[0] : inputs_ + block.arranged * memory_.input_stride;
   const int64_t first = parts.parts->begin;
   float biases[2][kPanelColumns] = {};
   GateArgs gate = gate_args(block, first, parts.parts->count, biases[0], biases[1]);
@@ -264,8 +268,10 @@ void ExpertsCall::gate_up_panel(const RowBlock& block, const PanelParts& parts,
     gate.out = h_step(block, first);
     end.gate = &gate;
   }
-  panel_product(kernels_, {rows, count, compute_, arranged, &block}, config_.hidden_size, parts,
-                scratch, end);
+  panel_product(kernels_, x, config_.hidden_size, parts, scratch, end);
+  if (activations_ == ActivationScheme::kStatic && config_.has_gate) {
+    multiply_up_again(block, parts, scratch);
+  }
   if (end.gate == nullptr) write_gated(block, first, gate);
 }
 
@@ -282,7 +288,7 @@ GateArgs ExpertsCall::gate_args(const RowBlock& block, int64_t first, int column
   args.alpha = config_.swiglu_alpha.value_or(1.0f);
   args.gate_bias = gate_bias;
   args.up_bias = up_bias;
-  args.out_type = compute_;
+  args.out_type = activations_ == ActivationScheme::kNone ? compute_ : Element::kF32;
   return args;
 }
 
@@ -293,8 +299,8 @@ char* ExpertsCall::h_step(const RowBlock& block, int64_t first) const {
 
 void ExpertsCall::write_gated(const RowBlock& block, int64_t first, GateArgs& args) const {
   if (!arrange_ || args.num_rows == 1) {
-    args.out = h_of(block) + first * bytes_of(compute_);
-    args.out_stride = memory_.h_stride / bytes_of(compute_);
+    args.out = h_of(block) + first * bytes_of(args.out_type);
+    args.out_stride = memory_.h_stride / bytes_of(args.out_type);
     return kernels_.gate(args);
   }
   uint16_t h[kMaxBlockRows * kPanelColumns];
@@ -314,10 +320,10 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const Pan
   const TensorView& weights = tokens_.top_k_weights;
   const Element weight_type = element_of(weights.dtype());
   const void* rows[kMaxBlockRows];
+  const float* row_scales[kMaxBlockRows];
   void* out[kMaxBlockRows];
   float scales[kMaxBlockRows];
   for (int r = 0; r < count; ++r) {
-    rows[r] = h_of(block) + r * memory_.h_stride;
     const int64_t pair = plan_.pairs[block.begin + r];
     out[r] = results_ + pair * memory_.range_columns + (first - range.begin);
     const int64_t at = pair / config_.top_k * weights.stride(0) + pair % config_.top_k;
@@ -329,8 +335,8 @@ void ExpertsCall::down_panel(const RowBlock& block, ColumnRange range, const Pan
   const FinishArgs finish{scratch.acc, count, columns, bias, scales, Element::kF32, out};
   PanelEnd end;
   if (arrange_) end.finish = &finish;
-  panel_product(kernels_, {rows, count, compute_, arrange_ ? h_of(block) : nullptr, &block.end},
-                config_.intermediate_size, parts, scratch, end);
+  panel_product(kernels_, h_rows(block, rows, row_scales), config_.intermediate_size, parts,
+                scratch, end);
   if (end.finish == nullptr) kernels_.finish(finish);
 }
 
@@ -354,8 +360,7 @@ void for_each_chunk(const PreparedExperts& experts, const RoutedTokens& tokens,
                     Workspace& workspace, ThreadPool& threads,
                     FunctionRef<void(ExpertsCall& call)> run) {
   const int64_t num_tokens = tokens.hidden_states.dim(0);
-  const MemoryPlan memory = plan_memory(experts.query.config, experts.query.compute_dtype,
-                                        num_tokens, threads.num_threads());
+  const MemoryPlan memory = plan_memory(experts.query, num_tokens, threads.num_threads());
   for (int64_t begin = 0; begin < num_tokens; begin += memory.chunk_tokens) {
     const int64_t end = std::min(num_tokens, begin + memory.chunk_tokens);
     const RoutedTokens chunk{

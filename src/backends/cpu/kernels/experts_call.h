@@ -15,15 +15,25 @@
 
 namespace cadre::cpu {
 
-/// The answer of every CPU backend that reads plain weights in place.
-Support supports_in_place(const ExpertsQuery& query);
+/// What not every CPU backend does.
+struct Abilities {
+  bool static_scales = false;      // ActivationScheme::kStatic: a scale for each matrix
+  bool quantizes_for_fp4 = false;  // ActivationScheme::kDynamic with fp4 weights
+};
+
+/// The answer of every CPU backend.
+Support supports_in_place(const ExpertsQuery& query, const Abilities& abilities = {});
 
 /// Checks the weights against the query; adds no bytes. Throws Unsupported when supports_in_place
 /// is not ok.
 std::unique_ptr<PreparedExperts> prepare_in_place(const ExpertsQuery& query,
-                                                  std::shared_ptr<const ExpertsWeights> weights);
+                                                  std::shared_ptr<const ExpertsWeights> weights,
+                                                  const Abilities& abilities = {});
 
 size_t workspace_bytes_in_place(const ExpertsQuery& query, int64_t max_tokens, int num_threads);
+
+/// Gate and up columns of the same h share a panel, half and half.
+inline constexpr int kGateColumns = kPanelColumns / 2;
 
 struct RowBlockList {
   const RowBlock* blocks = nullptr;
@@ -70,7 +80,16 @@ class ExpertsCall {
   Arrangement find_arrangement() const;
   void make_blocks();
   void arrange_inputs(RowBlockList list);
+  void quantize_tokens();
+  void quantize_inputs(RowBlockList list);
+  void quantize_h(RowBlockList list);
   const void* input_row(int64_t row) const;
+  const void* token_row(int64_t token) const;
+  char* codes_of(int64_t row) const { return codes_ + row * config_.hidden_size * 2; }
+  int64_t groups_of(int64_t k) const { return (k + group_ - 1) / group_; }
+  RowSet input_rows(const RowBlock& block, bool is_up, const void** rows,
+                    const float** scales) const;
+  RowSet h_rows(const RowBlock& block, const void** rows, const float** scales) const;
   char* h_of(const RowBlock& block) const;
   void for_each_panel(
       int64_t count, FunctionRef<int(int64_t task, PanelPart* parts, const void** packed)> describe,
@@ -79,6 +98,8 @@ class ExpertsCall {
   PanelPart down_part(const RowBlock& block, ColumnRange range, int64_t panel) const;
   void gate_up_panel(const RowBlock& block, const PanelParts& parts,
                      const PanelScratch& scratch) const;
+  void multiply_up_again(const RowBlock& block, const PanelParts& parts,
+                         const PanelScratch& scratch) const;
   void down_panel(const RowBlock& block, ColumnRange range, const PanelParts& parts,
                   const PanelScratch& scratch) const;
   bool gates_in_product(int rows) const;
@@ -94,7 +115,8 @@ class ExpertsCall {
   ThreadPool& threads_;
   const KernelTable& kernels_;
   Element compute_;
-  Element stored_;
+  ActivationScheme activations_;
+  int64_t group_;  // k under one scale of activations
   MemoryPlan memory_;
   RoutingPlan plan_;
   Arrangement arrange_;  // of x and h, for weights that are read directly; null = rows as they are
@@ -103,8 +125,15 @@ class ExpertsCall {
   int64_t* first_block_;  // [num_active + 1] of each active expert
   uint8_t* used_;         // [num_tokens * top_k] the slot names an expert
   char* inputs_;          // the blocks' rows of x, arranged; blocks of one row have theirs in x
-  char* h_;  // [num_pairs, intermediate_size] in the compute dtype, sorted order; or arranged
-  float* results_;  // [num_tokens * top_k, range_columns], by pair
+  // [num_pairs, intermediate_size] in the compute dtype, sorted order; or arranged; or float32,
+  // each row of which becomes codes in place
+  char* h_;
+  // Quantised x, bfloat16 codes [rows, hidden_size]: of each token; static: of each pair in sorted
+  // order for gate, then for up.
+  char* codes_;
+  float* x_scales_;  // [tokens, groups] dynamic only
+  float* h_scales_;  // [num_pairs, groups] in sorted order, dynamic only
+  float* results_;   // [num_tokens * top_k, range_columns], by pair
   PerThreadScratch scratch_;
 };
 

@@ -8,6 +8,7 @@
 #include "cadre/error.h"
 #include "core/str_cat.h"
 #include "experts/routing_plan.h"
+#include "quant/activations.h"
 
 namespace cadre::cpu {
 namespace {
@@ -39,23 +40,42 @@ int64_t padded_rows(int64_t num_experts, int64_t pairs) {
   return pairs + 15 * blocks;
 }
 
+// Rows of x that are quantised in a chunk: with a scale for each matrix every pair has its own, for
+// gate and for up.
+int64_t code_rows(const ExpertsQuery& query, int64_t tokens) {
+  if (query.activation_scheme == ActivationScheme::kNone) return 0;
+  if (query.activation_scheme == ActivationScheme::kDynamic) return tokens;
+  return tokens * query.config.top_k * (query.config.has_gate ? 2 : 1);
+}
+
 }  // namespace
 
-MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t max_tokens,
-                       int num_threads) {
+int64_t activation_group(StorageFormat format) {
+  return format == StorageFormat::kFp4 ? kFp4ActivationGroup : kActivationGroup;
+}
+
+MemoryPlan plan_memory(const ExpertsQuery& query, int64_t max_tokens, int num_threads) {
   if (max_tokens < 0) {
     throw InvalidArgument(
         str_cat("experts workspace: max_tokens: expected 0 or more, got ", max_tokens));
   }
-  const bool arranges = kernels_for(active_isa(), compute_dtype).multiply_in_place != nullptr;
-  const int64_t element = bytes_of(element_of(compute_dtype));
+  const ExpertsConfig& config = query.config;
+  const KernelTable& kernels = kernels_for(active_isa(), query.compute_dtype, query.format);
+  const bool arranges = kernels.multiply_in_place != nullptr;
+  const bool quantizes = query.activation_scheme != ActivationScheme::kNone;
+  const int64_t element = bytes_of(element_of(query.compute_dtype));
   const int64_t unit = arranges ? kStepK : 1;
+  const int64_t group = activation_group(query.format);
+  const auto scale_bytes = [&](int64_t k) { return (k + group - 1) / group * 4; };
   MemoryPlan plan;
   plan.input_stride = arranges ? round_up(config.hidden_size, unit) * element : 0;
-  plan.h_stride = round_up(config.intermediate_size, unit) * element;
+  // h that is quantised stays in float32 until then, in place.
+  plan.h_stride =
+      quantizes ? config.intermediate_size * 4 : round_up(config.intermediate_size, unit) * element;
+  const int64_t code_bytes = config.hidden_size * 2;
   const int64_t row_bytes = std::max<int64_t>(plan.input_stride + plan.h_stride, kPanelColumns * 4);
-  plan.chunk_tokens =
-      std::min(max_tokens, std::max<int64_t>(1, kRowBudget / (config.top_k * row_bytes)));
+  const int64_t token_bytes = config.top_k * row_bytes + code_rows(query, 1) * code_bytes;
+  plan.chunk_tokens = std::min(max_tokens, std::max<int64_t>(1, kRowBudget / token_bytes));
   const int64_t pairs = plan.chunk_tokens * config.top_k;
   const int64_t rows = arranges ? padded_rows(config.num_experts, pairs) : pairs;
   const int64_t result_bytes = result_bytes_for(config.hidden_size, pairs);
@@ -69,6 +89,11 @@ MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t
   plan.intermediate_bytes = padded(rows * plan.h_stride);
   plan.result_bytes = padded(result_bytes);
   plan.scratch_bytes = PerThreadScratch::bytes(num_threads);
+  plan.code_bytes = padded(code_rows(query, plan.chunk_tokens) * code_bytes);
+  if (query.activation_scheme == ActivationScheme::kDynamic) {
+    plan.x_scale_bytes = padded(plan.chunk_tokens * scale_bytes(config.hidden_size));
+    plan.h_scale_bytes = padded(pairs * scale_bytes(config.intermediate_size));
+  }
   return plan;
 }
 

@@ -32,15 +32,22 @@ struct MemoryPlan {
   size_t intermediate_bytes = 0;
   size_t result_bytes = 0;
   size_t scratch_bytes = 0;
+  // Quantised activations: codes of x as bfloat16 and scales of x and h.
+  size_t code_bytes = 0;
+  size_t x_scale_bytes = 0;
+  size_t h_scale_bytes = 0;
 
   size_t total() const {
     return routing_bytes + block_bytes + first_block_bytes + used_bytes + input_bytes +
-           intermediate_bytes + result_bytes + scratch_bytes;
+           intermediate_bytes + result_bytes + scratch_bytes + code_bytes + x_scale_bytes +
+           h_scale_bytes;
   }
 };
 
+/// k under one scale of quantised activations.
+int64_t activation_group(StorageFormat format);
+
 /// For a forward of up to max_tokens tokens. Throws InvalidArgument when max_tokens is negative.
-MemoryPlan plan_memory(const ExpertsConfig& config, DType compute_dtype, int64_t max_tokens,
-                       int num_threads);
+MemoryPlan plan_memory(const ExpertsQuery& query, int64_t max_tokens, int num_threads);
 
 }  // namespace cadre::cpu

@@ -188,4 +188,10 @@ const KernelTable& kernels_for(Isa isa, DType compute_dtype) {
   return kPortableKernels;
 }
 
+const KernelTable& kernels_for(Isa isa, DType compute_dtype, StorageFormat format) {
+  const KernelTable& kernels = kernels_for(isa, compute_dtype);
+  if (!is_quantized(format) || kernels.multiply_codes != nullptr) return kernels;
+  return kernels_for(isa, DType::kF32);
+}
+
 }  // namespace cadre::cpu

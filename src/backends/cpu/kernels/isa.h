@@ -8,6 +8,7 @@
 
 #include "backends/cpu/kernels/kernel_table.h"
 #include "cadre/dtype.h"
+#include "cadre/storage_format.h"
 
 namespace cadre::cpu {
 
@@ -32,6 +33,10 @@ Isa active_isa();
 /// The kernels of an instruction set for a compute dtype. Throws InvalidArgument when the dtype is
 /// no compute dtype.
 const KernelTable& kernels_for(Isa isa, DType compute_dtype);
+
+/// The kernels for weights of a format: quantised ones are multiplied as values of float32 where
+/// the dtype's own kernels do not read them (amx).
+const KernelTable& kernels_for(Isa isa, DType compute_dtype, StorageFormat format);
 
 /// Throws InvalidArgument for a dtype that kernels do not read.
 Element element_of(DType dtype);

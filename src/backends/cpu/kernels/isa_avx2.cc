@@ -7,6 +7,8 @@
 #include "backends/cpu/kernels/pack.inl.h"
 #include "backends/cpu/kernels/pack_as_stored.inl.h"
 #include "backends/cpu/kernels/products_direct.inl.h"
+#include "backends/cpu/kernels/products_of_codes.inl.h"
+#include "backends/cpu/kernels/quantize.inl.h"
 
 namespace cadre::cpu {
 
@@ -24,6 +26,11 @@ const KernelTable kAvx2Kernels = {
     .unpack = unpack_floats<16>,
     .multiply_packed_chunk = multiply_packed_chunk<FloatRows>,
     .multiply_stored_chunk = multiply_stored_chunk<FloatRows>,
+    .max_code_rows = kMaxCodeRows,
+    .decode = decode_floats<16>,
+    .multiply_codes = multiply_codes<FloatCodes>,
+    .expand_scales = expand_scales,
+    .quantize = quantize_row,
 };
 
 }  // namespace cadre::cpu

@@ -9,6 +9,8 @@
 #include "backends/cpu/kernels/pack_as_stored.inl.h"
 #include "backends/cpu/kernels/pack_pairs.inl.h"
 #include "backends/cpu/kernels/products_direct.inl.h"
+#include "backends/cpu/kernels/products_of_codes.inl.h"
+#include "backends/cpu/kernels/quantize.inl.h"
 
 namespace cadre::cpu {
 namespace {
@@ -52,6 +54,66 @@ struct PairRows {
   }
 };
 
+// Pairs of e2m1 codes 2 i and 2 i + 1 of each word, as bfloat16.
+inline Words e2m1_pair(Words words, int i) {
+  struct Table {
+    alignas(64) uint16_t bits[32];
+  };
+  static constexpr Table kTable = [] {  // twice: look-ups take five bits
+    Table table{};
+    for (uint32_t j = 0; j < 32; ++j) table.bits[j] = static_cast<uint16_t>(bf16_of_e2m1(j));
+    return table;
+  }();
+  const Words both = words >> 8 * i;
+  const Words index = (both & 0xffffu) | (both << 12 & 0xffff0000u);
+  return (Words)_mm512_permutexvar_epi16((__m512i)index, load<__m512i>(kTable.bits));
+}
+
+// The pairs of every word, k ascending.
+template <Element kType, typename F>
+inline void for_each_pair(Words words, F f) {
+  if constexpr (kType == Element::kE4m3) {
+    Words pairs[2];
+    e4m3_pairs(words, pairs);
+    f(0, pairs[0]);
+    f(2, pairs[1]);
+  } else {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) f(2 * i, e2m1_pair(words, i));
+  }
+}
+
+struct PairCodes {
+  using Value = uint16_t;
+
+  template <Element kType, int kRows, int kVectors>
+  static inline void add(const uint16_t* x, Words words, int v, Floats (&sums)[kRows][kVectors]) {
+    for_each_pair<kType>(words, [&](int i, Words pair) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][v] = dot(sums[r][v], PairRows::pair<false>(x + r * kChunk + i), pair);
+      }
+    });
+  }
+};
+
+template <Element kType>
+void decode_pairs_of(const DecodeArgs& args) {
+  for (int column = 0; column < kPanelColumns; column += kLanes) {
+    PairSink sink{static_cast<uint32_t*>(args.panel) + column};
+    const auto* from = static_cast<const unsigned char*>(args.codes) + column * 4;
+    for (int k = 0; k < args.k; k += codes_per_word(kType), from += kPanelColumns * 4) {
+      for_each_pair<kType>(load<Words>(from), [&](int i, Words pair) { sink.words(k + i, pair); });
+    }
+  }
+}
+
+// As pack_pairs leaves the panel.
+void decode_pairs(const DecodeArgs& args) {
+  if (args.type == Element::kE4m3) return decode_pairs_of<Element::kE4m3>(args);
+  decode_pairs_of<Element::kE2m1>(args);
+}
+
 template <int kRows, int kColumns>
 void multiply_pairs_tile(const MultiplyArgs& args, int first_row, Prefetches& prefetches) {
   constexpr int kVectors = kColumns / kLanes;
@@ -66,15 +128,7 @@ void multiply_pairs_tile(const MultiplyArgs& args, int first_row, Prefetches& pr
     PairRows::packed_pair<Element::kBF16, false>(x, w, sums);
   }
   if (k < args.k) PairRows::packed_pair<Element::kBF16, true>(x, w, sums);
-  const bool first = args.first;
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    float* acc = args.acc + (first_row + r) * kPanelColumns;
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v, acc += kLanes) {
-      store(acc, first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
-    }
-  }
+  add_to_acc(args, first_row, 0, sums);
 }
 
 template <int kRows, int kColumns>
@@ -119,6 +173,11 @@ const KernelTable kAvx512Bf16Kernels = {
     .unpack = unpack_pairs,
     .multiply_packed_chunk = multiply_packed_chunk<PairRows>,
     .multiply_stored_chunk = multiply_stored_chunk<PairRows>,
+    .max_code_rows = kMaxCodeRows,
+    .decode = decode_pairs,
+    .multiply_codes = multiply_codes<PairCodes>,
+    .expand_scales = expand_scales,
+    .quantize = quantize_row,
 };
 
 }  // namespace cadre::cpu

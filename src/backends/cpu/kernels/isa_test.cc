@@ -73,10 +73,14 @@ TEST(SplitRows, CoversAllRowsWithBlocksOfLikeSize) {
 }
 
 TEST(ByteOffset, IsComputedIn64Bits) {
-  const PlainMatrix wide{nullptr, 1 << 20, 1, Element::kBF16};
+  const WeightMatrix wide{nullptr, 1 << 20, 1, Element::kBF16, {}};
   EXPECT_EQ(byte_offset(wide, 1 << 12, 5), ((int64_t{1} << 32) + 5) * 2);
-  const PlainMatrix tall{nullptr, 1, int64_t{1} << 31, Element::kF32};
+  const WeightMatrix tall{nullptr, 1, int64_t{1} << 31, Element::kF32, {}};
   EXPECT_EQ(byte_offset(tall, 3, 7), (3 + (int64_t{7} << 31)) * 4);
+  const WeightMatrix bytes{nullptr, int64_t{1} << 20, 1, Element::kE4m3, {}};
+  EXPECT_EQ(byte_offset(bytes, 1 << 13, 5), (int64_t{1} << 33) + 5);
+  const WeightMatrix nibbles{nullptr, int64_t{1} << 20, 1, Element::kE2m1, {}};  // rows in bytes
+  EXPECT_EQ(byte_offset(nibbles, 1 << 13, 6), (int64_t{1} << 33) + 3);
 }
 
 // The gate kernel of a table on one row of up values, without a gate.

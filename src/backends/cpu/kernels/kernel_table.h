@@ -15,7 +15,12 @@ inline constexpr int kChunk = 128;
 /// Bytes of a packed chunk of a panel, for the widest of the panel types.
 inline constexpr int kPanelBytes = kPanelColumns * kChunk * 4;
 
-enum class Element : uint8_t { kF32, kF16, kBF16 };
+/// Values, or codes of quantised weights: four of e4m3 or eight of e2m1 (even k in the low half of
+/// a byte) make a word.
+enum class Element : uint8_t { kF32, kF16, kBF16, kE4m3, kE2m1 };
+
+constexpr bool is_code(Element type) { return type >= Element::kE4m3; }
+constexpr int codes_per_word(Element type) { return type == Element::kE2m1 ? 8 : 4; }
 
 /// A block of weights: `columns` of n by `k` of k, element (n, k) at weights + (n * row_stride + k
 /// * col_stride) elements, any alignment.
@@ -50,6 +55,9 @@ struct MultiplyArgs {
   const void* const* prefetch;
   int num_prefetch;
   int columns = kPanelColumns;  // of the panel, or half of them: the first kPanelColumns / 2
+  // Both or none: acc[r][n] (+)= (row_scales[r] * column_scales[n]) * sum.
+  const float* row_scales = nullptr;     // [num_rows]
+  const float* column_scales = nullptr;  // [kPanelColumns]
 };
 
 enum class GateKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kScaledSwiglu };
@@ -175,7 +183,7 @@ struct PackedArgs {
 };
 
 /// Columns of a matrix: element (n, k) at data + n * row_stride + k * col_stride elements, any
-/// alignment.
+/// alignment. Of e2m1, col_stride is 1 and row_stride counts bytes.
 struct StoredColumns {
   const void* data;
   int64_t row_stride;
@@ -184,13 +192,14 @@ struct StoredColumns {
 };
 
 /// One panel of the packed form (packed_experts.h), bit for bit: element (n, k) of the panel's 64
-/// columns is written to panel[k / 2][n][k % 2]. Of two parts each gets half of the columns.
+/// columns is written to panel[k / 2][n][k % 2], a code to panel[k / c][n][k % c] with c codes in a
+/// word. Of two parts each gets half of the columns.
 struct PackStoredArgs {
   const StoredColumns* parts;
   int num_parts;  // 1 or 2
   Element type;
-  int64_t k;    // of the whole matrix; an odd last pair is filled with zero
-  void* panel;  // 64-byte aligned, round_up(k, 2) * kPanelColumns elements
+  int64_t k;    // of the whole matrix; what the last pair or word lacks is zero
+  void* panel;  // 64-byte aligned, round_up(k, 2) * kPanelColumns elements, or whole words
 };
 
 /// A chunk of such a panel, into a panel as pack writes it from the same weights.
@@ -229,6 +238,49 @@ struct StoredChunkArgs {
   bool first;            // overwrite acc instead of adding
 };
 
+/// A chunk of quantised weights as pack_stored writes it: [words][kPanelColumns] words of codes.
+/// Into a panel as pack writes it from the codes' values, which are exact; k up to whole words.
+struct DecodeArgs {
+  const void* codes;
+  Element type;
+  int k;        // 1 to kChunk
+  void* panel;  // kPanelBytes
+};
+
+/// multiply for few rows, straight from such a chunk, piece by piece: acc[r][n] (+)= (row_scales *
+/// column_scales) * (sum over the piece, from zero, in the order of multiply).
+struct CodesArgs {
+  const void* rows;  // [num_rows, kChunk] of the table's row type, zero from k to the word's end
+  int num_rows;      // 1 to max_code_rows
+  int k;             // 1 to kChunk
+  int piece;         // k of a piece, whole words; the last may be shorter
+  const void* codes;
+  Element type;
+  const float* row_scales;     // [pieces, num_rows]
+  const float* column_scales;  // [pieces, kPanelColumns]
+  float* acc;                  // [num_rows, kPanelColumns]
+  bool first;                  // overwrite acc instead of adding
+  int64_t fetch_ahead;         // what lies so many bytes behind the codes is fetched meanwhile
+};
+
+/// Scales of e8m0, four in a word of each column, to floats.
+struct ExpandScalesArgs {
+  const void* words;  // [kPanelColumns]
+  float* scales;      // [4, kPanelColumns]
+};
+
+/// A row to e4m3 as quant/activations.h says, bit for bit; codes become bfloat16, which holds them
+/// exactly. `codes` may lie where x lies.
+struct QuantizeArgs {
+  const void* x;  // [k], any alignment
+  Element type;
+  int64_t k;
+  int64_t group;       // k under one scale
+  float static_scale;  // above 0: of the whole row, and `scales` is not written
+  void* codes;         // [k] bfloat16
+  float* scales;       // [ceil(k / group)]
+};
+
 struct KernelTable {
   const char* name;
   Element row_type;  // what multiply reads: kF32, or kBF16 for the dot-product path
@@ -250,6 +302,12 @@ struct KernelTable {
   // Chunk by chunk, for the tables without the products above; else null.
   void (*multiply_packed_chunk)(const PackedChunkArgs&) = nullptr;
   void (*multiply_stored_chunk)(const StoredChunkArgs&) = nullptr;
+  // Quantised weights, for the same tables.
+  int max_code_rows = 0;  // of multiply_codes
+  void (*decode)(const DecodeArgs&) = nullptr;
+  void (*multiply_codes)(const CodesArgs&) = nullptr;
+  void (*expand_scales)(const ExpandScalesArgs&) = nullptr;
+  void (*quantize)(const QuantizeArgs&) = nullptr;
 };
 
 extern const KernelTable kPortableKernels;

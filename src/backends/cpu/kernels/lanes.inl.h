@@ -15,6 +15,7 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halfs __attribute__((vector_size(kLanes * 2)));
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
 template <typename V>
 inline V load(const void* from) {

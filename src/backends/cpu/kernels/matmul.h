@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "cadre/storage_format.h"
 #include "cadre/tensor.h"
 #include "cadre/thread_pool.h"
 #include "cadre/workspace.h"
@@ -22,6 +23,12 @@ struct MatmulArgs {
                       // dtype when wider
   TensorView bias;    // [N] float32, bfloat16 or float16; absent = none
   MutableTensorView out;  // [T, N] float32 or the compute dtype; last stride 1
+  // A quantised weight: float8_e4m3 [N, K], or int8 [N, ceil(K / 2)] of two e2m1 each, and what
+  // LinearWeights (dense/dense_ops.h) says of it.
+  TensorView scales = {};
+  ScaleLayout scale_layout = {};
+  ActivationScheme activations = ActivationScheme::kNone;
+  float input_scale = 0;
 };
 
 void matmul(const MatmulArgs& args, Workspace& workspace, ThreadPool& threads);

@@ -24,10 +24,43 @@ class Prefetches {
   int share_;
 };
 
+// acc (+)= scale * sum
+inline void add_scaled(float* acc, bool first, Floats scale, Floats sum) {
+  store(acc, first ? scale * sum : multiply_add(scale, sum, load<Floats>(acc)));
+}
+
 constexpr int num_tiles(int rows, int tile) { return (rows + tile - 1) / tile; }
 
 // Rows of tile i when `rows` are cut into tiles of like size.
 constexpr int tile_rows_of(int rows, int tiles, int i) { return rows / tiles + (i < rows % tiles); }
+
+// What becomes of a sum: added to acc at (row, column), scaled first where there are scales.
+template <int kRows, int kVectors>
+inline void add_to_acc(const MultiplyArgs& args, int first_row, int first_column,
+                       const Floats (&sums)[kRows][kVectors]) {
+  float* to = args.acc + int64_t{first_row} * kPanelColumns + first_column;
+  const bool first = args.first;
+  if (args.column_scales == nullptr) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r, to += kPanelColumns) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        float* acc = to + v * kLanes;
+        store(acc, first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
+      }
+    }
+    return;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r, to += kPanelColumns) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats scale = broadcast(args.row_scales[first_row + r]) *
+                           load<Floats>(args.column_scales + first_column + v * kLanes);
+      add_scaled(to + v * kLanes, first, scale, sums[r][v]);
+    }
+  }
+}
 
 template <int kRows, int kSubPanel>
 void multiply_tile(const MultiplyArgs& args, int first_row, int first_column,
@@ -50,16 +83,7 @@ void multiply_tile(const MultiplyArgs& args, int first_row, int first_column,
       for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(xs, weights[v], sums[r][v]);
     }
   }
-  const bool first = args.first;
-  float* to = args.acc + int64_t{first_row} * kPanelColumns + first_column;
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    float* acc = to + r * kPanelColumns;
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v, acc += kLanes) {
-      store(acc, first ? sums[r][v] : load<Floats>(acc) + sums[r][v]);
-    }
-  }
+  add_to_acc(args, first_row, first_column, sums);
 }
 
 template <int kRows, int kSubPanel>

@@ -54,10 +54,10 @@ inline void transpose_lines(const unsigned char* const* rows, Words* words) {
 // The words of kLanes columns, where they belong in the slice.
 template <int kSize>
 inline void put_words(const Words* words, int column, unsigned char* slice) {
-  unsigned char* to = slice + column * 2 * kSize;
+  unsigned char* to = slice + column * (kSize == 4 ? 8 : 4);
 #pragma GCC unroll 16
   for (int i = 0; i < kLineWords; ++i) {
-    if constexpr (kSize == 2) {
+    if constexpr (kSize < 4) {
       store(to + i * kPanelColumns * 4, words[i]);
     } else if (i % 2 == 0) {
       Words pairs[2];
@@ -112,9 +112,11 @@ inline Words read_columns(const StoredLines& lines, int i) {
   if (stride == 2 && lines.count == kLanes && lines.k + i + 1 < lines.k_total &&
       lines.part->col_stride > 0) {
     if constexpr (kSize == 2) return load<Words>(from) & 0xffffu;
-    Words even, odd;
-    deinterleave(load<Words>(from), load<Words>(from + kLanes * 4), &even, &odd);
-    return even;
+    if constexpr (kSize == 4) {
+      Words even, odd;
+      deinterleave(load<Words>(from), load<Words>(from + kLanes * 4), &even, &odd);
+      return even;
+    }
   }
   unsigned char gathered[kLanes * kSize] = {};
   if (stride != 1 || lines.count < kLanes) {
@@ -124,6 +126,7 @@ inline Words read_columns(const StoredLines& lines, int i) {
     from = gathered;
   }
   if constexpr (kSize == 4) return load<Words>(from);
+  if constexpr (kSize == 1) return __builtin_convertvector(load<Bytes>(from), Words);
   return widen_halfs(load<Halfs>(from));
 }
 
@@ -133,11 +136,8 @@ inline void read_across_k(const StoredLines& lines, Words* words) {
   for (int i = 0; i < lines.k_count; ++i) {
     prefetch(lines.at<kSize>(0, i + kBlockLines * kLineBytes / kSize));
     const Words columns = read_columns<kSize>(lines, i);
-    if constexpr (kSize == 4) {
-      words[i] = columns;
-    } else {
-      words[i / 2] |= i % 2 == 0 ? columns : columns << 16;
-    }
+    constexpr int kPerWord = 4 / kSize;
+    words[i / kPerWord] |= columns << (i % kPerWord * 8 * (kSize % 4));
   }
 }
 
@@ -179,13 +179,18 @@ void pack_stored_size(const PackStoredArgs& args) {
   for (int column = 0; column < kPanelColumns; column += kLanes) {
     pack_line<kSize>(args, column, whole, rest, slice);
   }
-  __builtin_memcpy(panel + whole / kStep * kSliceBytes, slice,
-                   static_cast<unsigned>((rest + 1) / 2 * 2 * kPanelColumns * kSize));
+  constexpr int kUnit = kSize == 1 ? 4 : 2;  // k that are written together
+  __builtin_memcpy(
+      panel + whole / kStep * kSliceBytes, slice,
+      static_cast<unsigned>((rest + kUnit - 1) / kUnit * kUnit * kPanelColumns * kSize));
 }
 
 void pack_stored(const PackStoredArgs& args) {
   if (args.type == Element::kF32) return pack_stored_size<4>(args);
-  pack_stored_size<2>(args);
+  if (!is_code(args.type)) return pack_stored_size<2>(args);
+  PackStoredArgs bytes = args;
+  if (args.type == Element::kE2m1) bytes.k = (args.k + 1) / 2;
+  pack_stored_size<1>(bytes);
 }
 
 // kLanes columns of one pair of k.

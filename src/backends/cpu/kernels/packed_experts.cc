@@ -4,6 +4,9 @@
 #include <memory>
 
 #include "backends/cpu/kernels/isa.h"
+#include "backends/cpu/kernels/quantized_product.h"
+#include "backends/cpu/kernels/scalars.h"
+#include "backends/cpu/kernels/weight_matrix.h"
 #include "cadre/error.h"
 #include "cadre/thread_pool.h"
 #include "core/checked_math.h"
@@ -17,43 +20,45 @@ constexpr int kGateColumns = kPanelColumns / 2;
 
 constexpr int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
-constexpr int64_t bytes_of_element(Element type) { return type == Element::kF32 ? 4 : 2; }
-
-PackedPanels panels_of(int64_t columns, int64_t columns_per_panel, int64_t k, Element type) {
-  const int64_t elements = divide_up(k, 2) * 2 * kPanelColumns;
-  return {divide_up(columns, columns_per_panel),
-          static_cast<size_t>(elements * bytes_of_element(type))};
-}
-
-/// Columns [first, first + width) of a matrix of `columns` columns.
-StoredColumns columns_of(const ExpertMatrix& matrix, Element type, int64_t first, int width,
-                         int64_t columns) {
-  const int64_t left = std::clamp<int64_t>(columns - first, 0, width);
-  return {static_cast<const std::byte*>(matrix.data) +
-              first * matrix.row_stride * bytes_of_element(type),
-          matrix.row_stride, matrix.col_stride, static_cast<int>(left)};
-}
-
-void pack_gate_up(const KernelTable& kernels, const ExpertsConfig& config,
-                  const ExpertsWeights& weights, size_t expert, int64_t panel, Element type,
-                  void* to) {
-  const int64_t columns = config.intermediate_size;
-  StoredColumns parts[2];
-  int num_parts = 0;
-  const int width = config.has_gate ? kGateColumns : kPanelColumns;
-  if (config.has_gate) {
-    parts[num_parts++] = columns_of(weights.gate[expert], type, panel * width, width, columns);
+PackedPanels panels_of(int64_t columns, int64_t columns_per_panel, int64_t k,
+                       const PackedLayout& layout) {
+  int64_t bytes = layout.has_scale_words ? scale_word_bytes(k) : 0;
+  if (is_code(layout.type)) {
+    bytes += divide_up(k, codes_per_word(layout.type)) * kPanelColumns * 4;
+  } else {
+    bytes += divide_up(k, 2) * 2 * kPanelColumns * bytes_of(layout.type);
   }
-  parts[num_parts++] = columns_of(weights.up[expert], type, panel * width, width, columns);
-  kernels.pack_stored({parts, num_parts, type, config.hidden_size, to});
+  return {divide_up(columns, columns_per_panel), static_cast<size_t>(bytes)};
 }
 
-void pack_down(const KernelTable& kernels, const ExpertsConfig& config,
-               const ExpertsWeights& weights, size_t expert, int64_t panel, Element type,
-               void* to) {
-  const StoredColumns part = columns_of(weights.down[expert], type, panel * kPanelColumns,
-                                        kPanelColumns, config.hidden_size);
-  kernels.pack_stored({&part, 1, type, config.intermediate_size, to});
+// What goes into panels of one expert: gate and up, or up alone, or down.
+struct Source {
+  const ExpertMatrix* matrices[2];
+  int count;
+  int64_t columns;  // of each
+  int64_t k;
+};
+
+void pack_panel(const KernelTable& kernels, const ExpertsWeights& weights,
+                const PackedLayout& layout, const Source& source, int64_t panel, std::byte* to) {
+  const int width = kPanelColumns / source.count;
+  const int64_t first = panel * width;
+  const auto count = static_cast<int>(std::clamp<int64_t>(source.columns - first, 0, width));
+  StoredColumns values[2], scales[2];
+  for (int i = 0; i < source.count; ++i) {
+    const WeightMatrix m = weight_matrix(weights, *source.matrices[i]);
+    values[i] = {static_cast<const std::byte*>(m.data) + byte_offset(m, first, 0), m.row_stride,
+                 m.col_stride, count};
+    scales[i] = {static_cast<const std::byte*>(m.scales.data) +
+                     (first + m.scales.row_offset) * m.scales.row_stride,
+                 m.scales.row_stride, m.scales.col_stride, count};
+  }
+  if (layout.has_scale_words) {
+    const int64_t blocks = divide_up(source.k, 32);
+    kernels.pack_stored({scales, source.count, Element::kE4m3, blocks, to});
+    to += scale_word_bytes(source.k);
+  }
+  kernels.pack_stored({values, source.count, layout.type, source.k, to});
 }
 
 }  // namespace
@@ -77,21 +82,8 @@ bool operator==(const PackedLayout& a, const PackedLayout& b) {
     return x.count == y.count && x.panel_bytes == y.panel_bytes;
   };
   return a.num_experts == b.num_experts && a.type == b.type && a.has_gate == b.has_gate &&
-         same(a.gate_up, b.gate_up) && same(a.down, b.down);
-}
-
-Element element_of(StorageFormat format) {
-  switch (format) {
-    case StorageFormat::kF32:
-      return Element::kF32;
-    case StorageFormat::kF16:
-      return Element::kF16;
-    case StorageFormat::kBF16:
-      return Element::kBF16;
-    default:
-      throw Unsupported(str_cat("prepack experts: expected float32, float16 or bfloat16 weights, ",
-                                name_of(format), " has no packed form on the CPU yet"));
-  }
+         a.has_scale_words == b.has_scale_words && same(a.gate_up, b.gate_up) &&
+         same(a.down, b.down);
 }
 
 PackedLayout packed_layout(const ExpertsConfig& config, StorageFormat format) {
@@ -100,10 +92,11 @@ PackedLayout packed_layout(const ExpertsConfig& config, StorageFormat format) {
   layout.num_experts = config.num_experts;
   layout.type = element_of(format);
   layout.has_gate = config.has_gate;
+  layout.has_scale_words = has_scale_words(format);
   layout.gate_up =
       panels_of(config.intermediate_size, config.has_gate ? kGateColumns : kPanelColumns,
-                config.hidden_size, layout.type);
-  layout.down = panels_of(config.hidden_size, kPanelColumns, config.intermediate_size, layout.type);
+                config.hidden_size, layout);
+  layout.down = panels_of(config.hidden_size, kPanelColumns, config.intermediate_size, layout);
   const auto gate_up =
       checked_multiply(layout.gate_up.count, static_cast<int64_t>(layout.gate_up.panel_bytes));
   const auto down =
@@ -121,17 +114,21 @@ void PackedExperts::pack(const KernelTable& kernels, const ExpertsConfig& config
                          const ExpertsWeights& weights, int64_t expert, ThreadPool& threads) {
   std::byte* const expert_at = expert_begin(expert);
   const auto index = static_cast<size_t>(expert);
+  const ExpertMatrix* const up = &weights.up[index];
+  const Source gate_up{{config.has_gate ? &weights.gate[index] : up, up},
+                       config.has_gate ? 2 : 1,
+                       config.intermediate_size,
+                       config.hidden_size};
+  const Source down{{&weights.down[index]}, 1, config.hidden_size, config.intermediate_size};
   // Panels that begin in one range of bytes go to one thread: two threads that first touch a huge
   // page at the same time would both clear one.
   const auto bytes = static_cast<int64_t>(layout_.expert_bytes());
   threads.parallel_ranges(bytes, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t panel = layout_.first_panel(begin); panel < layout_.first_panel(end); ++panel) {
       std::byte* const to = expert_at + layout_.panel_offset(panel);
-      if (panel < layout_.gate_up.count) {
-        pack_gate_up(kernels, config, weights, index, panel, layout_.type, to);
-      } else {
-        pack_down(kernels, config, weights, index, panel - layout_.gate_up.count, layout_.type, to);
-      }
+      const bool is_down = panel >= layout_.gate_up.count;
+      pack_panel(kernels, weights, layout_, is_down ? down : gate_up,
+                 is_down ? panel - layout_.gate_up.count : panel, to);
     }
   });
 }
@@ -157,7 +154,12 @@ void check(const ExpertsConfig& config, const ExpertsWeights& weights) {
   ExpertsQuery query;
   query.config = config;
   query.format = weights.format;
+  query.scale_layout = weights.scale_layout;
   check_weights("prepack experts", query, weights);
+  const std::string fault = cpu::scale_layout_fault(weights.format, weights.scale_layout);
+  if (is_quantized(weights.format) && !fault.empty()) {
+    throw InvalidArgument(str_cat("prepack experts: weights.scale_layout: ", fault));
+  }
   check_data("gate", weights.gate);
   check_data("up", weights.up);
   check_data("down", weights.down);

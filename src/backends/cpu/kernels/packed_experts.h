@@ -2,7 +2,10 @@
 // them. One form serves all CPU backends and instruction sets.
 //
 // A panel is 64 columns of a projection over the whole of k: [ceil(k / 2)][64][2] elements with the
-// bits they are stored in; columns that lack and an odd last k are zero. With a gate, panel p of
+// bits they are stored in, or [ceil(k / c)][64] words of c codes of consecutive k (4 of e4m3, 8 of
+// e2m1); columns that lack and what k lacks are zero. Panels of mxfp8 and fp4 begin with their
+// scales: [ceil(k / 128)][64] words of four e8m0 bytes, one per 32 of k. Other formats' scales stay
+// where they are. With a gate, panel p of
 // gate_up holds columns [32 p, 32 p + 32) of gate and then the same of up; without one, columns
 // [64 p, 64 p + 64) of up. Panel p of down holds columns [64 p, 64 p + 64). An expert is its
 // gate_up panels, then its down panels; the experts follow each other.
@@ -34,6 +37,7 @@ struct PackedLayout {
   int64_t num_experts = 0;
   Element type = Element::kF32;
   bool has_gate = true;
+  bool has_scale_words = false;
   PackedPanels gate_up;
   PackedPanels down;
 
@@ -46,12 +50,8 @@ struct PackedLayout {
   friend bool operator==(const PackedLayout& a, const PackedLayout& b);
 };
 
-/// Throws InvalidArgument for a config that is not valid or whose bytes do not fit in 63 bits,
-/// Unsupported for a quantised format.
+/// Throws InvalidArgument for a config that is not valid or whose bytes do not fit in 63 bits.
 PackedLayout packed_layout(const ExpertsConfig& config, StorageFormat format);
-
-/// The element of a plain format. Throws Unsupported for a quantised one.
-Element element_of(StorageFormat format);
 
 class PackedExperts {
  public:
@@ -61,7 +61,8 @@ class PackedExperts {
   const PackedLayout& layout() const { return layout_; }
   size_t bytes() const { return layout_.bytes(); }
 
-  /// 64-byte aligned; the chunk at k0 (a multiple of 2) begins k0 * kPanelColumns elements in.
+  /// 64-byte aligned; the chunk at k0 (a multiple of kChunk) begins k0 * kPanelColumns elements
+  /// behind the scales.
   const std::byte* gate_up(int64_t expert, int64_t panel) const {
     return expert_begin(expert) + static_cast<size_t>(panel) * layout_.gate_up.panel_bytes;
   }

@@ -163,6 +163,111 @@ TEST(PackedExperts, HoldWhatTheDefinitionSaysForEverySizeStrideAndInstructionSet
   }
 }
 
+// Bytes [N, count] of a matrix, k the faster one, as words of four bytes of 64 columns.
+std::vector<char> words_by_definition(const std::vector<const char*>& parts, int64_t row_stride,
+                                      int64_t col_stride, int64_t panel, int64_t n, int64_t count) {
+  const auto width = static_cast<int64_t>(64 / parts.size());
+  std::vector<char> bytes(static_cast<size_t>((count + 3) / 4 * 64 * 4), '\0');
+  for (int64_t column = 0; column < 64; ++column) {
+    const int64_t row = panel * width + column % width;
+    for (int64_t i = 0; i < count && row < n; ++i) {
+      bytes[static_cast<size_t>((i / 4 * 64 + column) * 4 + i % 4)] =
+          parts[static_cast<size_t>(column / width)][row * row_stride + i * col_stride];
+    }
+  }
+  return bytes;
+}
+
+std::vector<char> random_bytes(int64_t count, uint64_t seed) {
+  std::vector<char> bytes(static_cast<size_t>(count));
+  for (char& byte : bytes) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    byte = static_cast<char>(seed >> 40);
+  }
+  return bytes;
+}
+
+TEST(PackedExperts, HoldCodesAndTheScalesThatComeInWords) {
+  ThreadPool pool(2);
+  for (const StorageFormat format :
+       {StorageFormat::kFp8Block, StorageFormat::kMxFp8, StorageFormat::kFp4}) {
+    for (const bool by_columns : {false, true}) {
+      if (by_columns && format == StorageFormat::kFp4) continue;
+      for (const int64_t hidden : {1, 5, 33, 64, 129, 200}) {
+        for (const int64_t inner : {1, 31, 64, 100}) {
+          for (const bool has_gate : {true, false}) {
+            const ExpertsConfig config = config_of(1, hidden, inner, has_gate);
+            const bool has_words = format != StorageFormat::kFp8Block;
+            ExpertsWeights weights;
+            weights.format = format;
+            weights.scale_layout =
+                has_words ? ScaleLayout{DType::kF8E8M0, 1, 32} : ScaleLayout{DType::kF32, 128, 128};
+            std::vector<std::vector<char>> memory;
+            const auto matrix = [&](int64_t n, int64_t k) {
+              const int64_t stride = row_bytes(format, k);
+              memory.push_back(random_bytes(n * stride, memory.size()));
+              ExpertMatrix m;
+              m.data = memory.back().data();
+              m.row_stride = by_columns ? 1 : stride;
+              m.col_stride = by_columns ? n : 1;
+              memory.push_back(random_bytes(n * (k + 31) / 32 * 4, memory.size()));
+              m.scales = memory.back().data();
+              m.scale_row_stride = (k + 31) / 32;
+              return m;
+            };
+            if (has_gate) weights.gate = {matrix(inner, hidden)};
+            weights.up = {matrix(inner, hidden)};
+            weights.down = {matrix(hidden, inner)};
+            for (const KernelTable* table : available_tables()) {
+              PackedExperts packed(packed_layout(config, format));
+              packed.pack(*table, config, weights, 0, pool);
+              const auto expect = [&](const std::byte* panel,
+                                      const std::vector<const ExpertMatrix*>& parts, int64_t p,
+                                      int64_t n, int64_t k) {
+                std::vector<const char*> values, scales;
+                for (const ExpertMatrix* m : parts) {
+                  values.push_back(static_cast<const char*>(m->data));
+                  scales.push_back(static_cast<const char*>(m->scales));
+                }
+                const ExpertMatrix& m = *parts[0];
+                std::vector<char> all = words_by_definition(values, m.row_stride, m.col_stride, p,
+                                                            n, row_bytes(format, k));
+                if (has_words) {
+                  std::vector<char> words =
+                      words_by_definition(scales, m.scale_row_stride, 1, p, n, (k + 31) / 32);
+                  all.insert(all.begin(), words.begin(), words.end());
+                }
+                ASSERT_EQ(std::memcmp(panel, all.data(), all.size()), 0)
+                    << table->name << " " << name_of(format) << " " << n << " x " << k;
+              };
+              std::vector<const ExpertMatrix*> parts = {&weights.up[0]};
+              if (has_gate) parts.insert(parts.begin(), &weights.gate[0]);
+              for (int64_t p = 0; p < packed.layout().gate_up.count; ++p) {
+                expect(packed.gate_up(0, p), parts, p, inner, hidden);
+              }
+              for (int64_t p = 0; p < packed.layout().down.count; ++p) {
+                expect(packed.down(0, p), {&weights.down[0]}, p, hidden, inner);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedLayout, CountsWordsOfCodesAndScales) {
+  const ExpertsConfig config = config_of(3, 100, 129, true);
+  const PackedLayout fp8 = packed_layout(config, StorageFormat::kFp8Block);
+  EXPECT_EQ(fp8.gate_up.panel_bytes, 25u * 256);
+  EXPECT_EQ(fp8.down.panel_bytes, 33u * 256);
+  const PackedLayout fp4 = packed_layout(config, StorageFormat::kFp4);
+  EXPECT_EQ(fp4.gate_up.panel_bytes, (1u + 13) * 256);  // a row of scales for each 128 of k
+  EXPECT_EQ(fp4.down.panel_bytes, (2u + 17) * 256);
+  EXPECT_EQ(prepacked_bytes(config, StorageFormat::kFp4), fp4.bytes());
+  EXPECT_FALSE(fp8 == packed_layout(config, StorageFormat::kMxFp8));
+}
+
 TEST(PackedExperts, EveryThreadCountWritesTheSame) {
   const ExpertsConfig config = config_of(3, 300, 150, true);
   Matrices matrices(Element::kBF16);
@@ -297,9 +402,9 @@ TEST(Prepack, SaysWhatItCannotTake) {
       prepack(config, weights, pool);
     };
   };
-  expect_error<Unsupported>(
+  expect_error<InvalidArgument>(
       attempt([](ExpertsWeights& w) { w.format = StorageFormat::kFp8Block; }),
-      {"prepack experts", "expected float32, float16 or bfloat16", "no packed form"});
+      {"prepack experts", "expected scales beside fp8 values"});
   expect_error<Unsupported>(attempt([](ExpertsWeights& w) {
                               w.device = {DeviceType::kCuda, 1};
                             }),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cpu/kernels/direct_product.h"
+#include "backends/cpu/kernels/quantized_product.h"
 #include "core/check.h"
 
 namespace cadre::cpu {
@@ -17,6 +18,8 @@ constexpr size_t kKeptBytes = size_t{kKeptRowFloats} * sizeof(float);
 // same one (4 KiB aliasing), which costs products of 12 rows a tenth of their speed.
 constexpr size_t kPanelArea = kPanelBytes + 2560;
 constexpr size_t kAccArea = kAccBytes + 2560;
+constexpr size_t kCodesArea = size_t{kPanelColumns} * kChunk + 1280;
+constexpr size_t kScaleWordBytes = size_t{kScaleWordChunks} * kPanelColumns * 4;
 
 // With few rows the products are too short to hide the fetching, so packing itself runs ahead.
 bool prefetches_in_pack(int num_rows) { return num_rows <= 6; }
@@ -28,7 +31,7 @@ class NextChunkLines {
     count_ = 0;
     if (k <= 0) return;
     for (int p = 0; p < num_parts; ++p) {
-      const PlainMatrix& m = parts[p].matrix;
+      const WeightMatrix& m = parts[p].matrix;
       if (m.col_stride == 1) {
         for (int n = 0; n < parts[p].count; ++n) add_run(m, parts[p].begin + n, k0, k);
       } else if (m.row_stride == 1) {
@@ -48,7 +51,7 @@ class NextChunkLines {
  private:
   static constexpr int kMax = kPanelBytes / 64;
 
-  void add_run(const PlainMatrix& m, int64_t n, int64_t k, int64_t elements) {
+  void add_run(const WeightMatrix& m, int64_t n, int64_t k, int64_t elements) {
     const char* at = static_cast<const char*>(m.data) + byte_offset(m, n, k);
     const int64_t bytes = elements * (m.type == Element::kF32 ? 4 : 2);
     for (int64_t b = 0; b < bytes && count_ < kMax; b += 64) lines_[count_++] = at + b;
@@ -60,7 +63,7 @@ class NextChunkLines {
 
 void pack_part(const KernelTable& kernels, const PanelPart& part, Element compute, int64_t k0,
                int k, bool prefetch, void* panel) {
-  const PlainMatrix& m = part.matrix;
+  const WeightMatrix& m = part.matrix;
   PackArgs args{};
   args.weights = static_cast<const char*>(m.data) + byte_offset(m, part.begin, k0);
   args.row_stride = m.row_stride;
@@ -103,7 +106,7 @@ void multiply_where_they_lie(const KernelTable& kernels, const RowSet& rows, int
 
 }  // namespace
 
-bool reads_in_place(const KernelTable& kernels, Element row_type, const PlainMatrix& matrix,
+bool reads_in_place(const KernelTable& kernels, Element row_type, const WeightMatrix& matrix,
                     int64_t columns) {
   return kernels.multiply_in_place != nullptr && row_type == kernels.row_type &&
          matrix.type == row_type && matrix.col_stride == 1 && columns % 16 == 0;
@@ -121,7 +124,8 @@ RowBlocks split_rows(int64_t rows) {
 size_t PanelScratch::bytes() {
   return Workspace::padded(kPanelArea) + Workspace::padded(kAccArea) +
          Workspace::padded(kWideBytes) + Workspace::padded(kKeptBytes) +
-         Workspace::padded(sizeof(void*));
+         Workspace::padded(sizeof(void*)) + Workspace::padded(kCodesArea) +
+         Workspace::padded(kScaleWordBytes);
 }
 
 PanelScratch PanelScratch::take(Workspace& workspace) {
@@ -132,6 +136,8 @@ PanelScratch PanelScratch::take(Workspace& workspace) {
   scratch.kept_rows = static_cast<float*>(workspace.allocate(kKeptBytes));
   scratch.kept = static_cast<const void**>(workspace.allocate(sizeof(void*)));
   *scratch.kept = nullptr;
+  scratch.codes = static_cast<std::byte*>(workspace.allocate(kCodesArea));
+  scratch.scale_words = static_cast<std::byte*>(workspace.allocate(kScaleWordBytes));
   return scratch;
 }
 
@@ -158,6 +164,9 @@ void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
   }
   if (rows.arranged != nullptr) {
     return multiply_where_they_lie(kernels, rows, k, parts, scratch, end);
+  }
+  if (is_code(parts.parts->matrix.type)) {
+    return quantized_product(kernels, rows, k, parts, scratch);
   }
   if (multiplies_directly(kernels, rows, parts)) {
     return direct_product(kernels, rows, k, parts, scratch);

@@ -21,19 +21,34 @@ struct RowBlocks {
 
 RowBlocks split_rows(int64_t rows);
 
-/// A logical [N, K] matrix of a plain format; element (n, k) at data + n * row_stride + k *
-/// col_stride elements, any alignment.
-struct PlainMatrix {
+/// Where the scales of a quantised matrix lie (ExpertMatrix); any alignment.
+struct MatrixScales {
+  const void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t col_stride = 1;
+  int64_t row_offset = 0;
+  int64_t block_rows = 0;  // 0 = all
+  int64_t block_cols = 0;
+  bool is_e8m0 = false;
+  // The format has one e8m0 scale per 32 of k: kernels take four of a column as a word, and the
+  // packed form brings them along.
+  bool in_words = false;
+};
+
+/// A logical [N, K] matrix; element (n, k) at data + n * row_stride + k * col_stride elements, any
+/// alignment. Of e2m1, col_stride is 1 and row_stride counts bytes.
+struct WeightMatrix {
   const void* data = nullptr;
   int64_t row_stride = 0;
   int64_t col_stride = 1;
   Element type = Element::kF32;
+  MatrixScales scales = {};  // of codes
 };
 
 /// Columns [begin, begin + count) of a matrix, to be put into a panel from column `at`, which gets
 /// `width` columns.
 struct PanelPart {
-  PlainMatrix matrix;
+  WeightMatrix matrix;
   int64_t begin = 0;
   int count = 0;
   int at = 0;
@@ -53,6 +68,9 @@ struct PanelParts {
 /// same, and this much stays in its L2 cache.
 inline constexpr int64_t kKeptRowFloats = int64_t{384} << 10;
 
+/// Chunks whose words of scales are gathered together: 64 bytes of each row.
+inline constexpr int kScaleWordChunks = 16;
+
 /// One thread's scratch memory: never shared, reused from task to task.
 struct PanelScratch {
   void* panel = nullptr;       // kPanelBytes
@@ -62,6 +80,10 @@ struct PanelScratch {
   // Rows that were converted for one product, kept for the next ones with the same rows.
   float* kept_rows = nullptr;   // kKeptRowFloats
   const void** kept = nullptr;  // which rows (RowSet::identity); null = none
+
+  // A chunk of codes and words of scales, of weights in place.
+  std::byte* codes = nullptr;        // kPanelColumns * kChunk
+  std::byte* scale_words = nullptr;  // kScaleWordChunks * kPanelColumns words
 
   static size_t bytes();
   static PanelScratch take(Workspace& workspace);
@@ -90,6 +112,9 @@ struct RowSet {
   // Equal for two products of the same scratch only when all of the above and k are; null =
   // unknown.
   const void* identity = nullptr;
+  /// Scales of quantised rows: k of row r is multiplied by scales[r][k / scale_group]; null = 1.
+  const float* const* scales = nullptr;
+  int64_t scale_group = 0;
 };
 
 /// What comes after a product, done on the way (InPlaceArgs, PackedArgs); one of the two.
@@ -99,7 +124,7 @@ struct PanelEnd {
 };
 
 /// Whether products with a matrix of `columns` columns can read it where it lies.
-bool reads_in_place(const KernelTable& kernels, Element row_type, const PlainMatrix& matrix,
+bool reads_in_place(const KernelTable& kernels, Element row_type, const WeightMatrix& matrix,
                     int64_t columns);
 
 /// Bytes of `count` rows of k elements when arranged.
@@ -115,9 +140,10 @@ void panel_product(const KernelTable& kernels, const RowSet& rows, int64_t k,
                    const PanelParts& parts, const PanelScratch& scratch, PanelEnd end = {});
 
 /// How far element (row, col) lies from the start, in bytes, in 64-bit arithmetic.
-constexpr int64_t byte_offset(const PlainMatrix& matrix, int64_t row, int64_t col) {
-  return (row * matrix.row_stride + col * matrix.col_stride) *
-         (matrix.type == Element::kF32 ? 4 : 2);
+constexpr int64_t byte_offset(const WeightMatrix& matrix, int64_t row, int64_t col) {
+  if (matrix.type == Element::kE2m1) return row * matrix.row_stride + col / 2;
+  const int64_t size = matrix.type == Element::kF32 ? 4 : is_code(matrix.type) ? 1 : 2;
+  return (row * matrix.row_stride + col * matrix.col_stride) * size;
 }
 
 }  // namespace cadre::cpu

@@ -10,7 +10,10 @@
 
 namespace cadre::cpu {
 
-constexpr int64_t bytes_of(Element type) { return type == Element::kF32 ? 4 : 2; }
+/// Two e2m1 make a byte: whoever reads them counts bytes.
+constexpr int64_t bytes_of(Element type) {
+  return type == Element::kF32 ? 4 : is_code(type) ? 1 : 2;
+}
 
 /// Any alignment.
 inline float read_float(const void* at, Element type) {
