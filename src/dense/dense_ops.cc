@@ -148,9 +148,7 @@ StorageFormat format_of(const LinearWeights& weights) {
   if (const std::optional<StorageFormat> plain = plain_format(weights.weight.dtype()))
     return *plain;
   if (weights.weight.dtype() != DType::kF8E4M3) return StorageFormat::kFp4;
-  if (weights.scale_layout.dtype == DType::kF8E8M0 && weights.scale_layout.block_rows == 1) {
-    return StorageFormat::kMxFp8;
-  }
+  if (weights.scale_layout == ScaleLayout{DType::kF8E8M0, 1, 32}) return StorageFormat::kMxFp8;
   return weights.scale_layout.block_rows == 0 ? StorageFormat::kFp8Tensor
                                               : StorageFormat::kFp8Block;
 }
