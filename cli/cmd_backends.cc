@@ -45,8 +45,9 @@ void set_usual_scales(ExpertsQuery& query) {
     default:
       query.scale_layout = {};
   }
-  query.activation_scheme =
-      is_quantized(query.format) ? ActivationScheme::kDynamic : ActivationScheme::kNone;
+  const bool is_fp8 =
+      query.format == StorageFormat::kFp8Block || query.format == StorageFormat::kFp8Tensor;
+  query.activation_scheme = is_fp8 ? ActivationScheme::kDynamic : ActivationScheme::kNone;
 }
 
 /// A plain gated SwiGLU layer: what most models have.

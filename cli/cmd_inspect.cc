@@ -18,6 +18,14 @@ struct InspectOptions {
   bool tensors = false;
 };
 
+Json scales_json(const ExpertsQuery& query) {
+  if (!is_quantized(query.format)) return {};
+  const ScaleLayout& layout = query.scale_layout;
+  return {{"dtype", name_of(layout.dtype)},
+          {"block_rows", layout.block_rows},
+          {"block_cols", layout.block_cols}};
+}
+
 Json to_json(const ExpertsQuery& query) {
   const ExpertsConfig& config = query.config;
   return {{"num_experts", config.num_experts},
@@ -31,7 +39,9 @@ Json to_json(const ExpertsQuery& query) {
           {"is_concatenated", config.is_concatenated},
           {"swiglu_limit", config.swiglu_limit ? Json(*config.swiglu_limit) : Json()},
           {"swiglu_alpha", config.swiglu_alpha ? Json(*config.swiglu_alpha) : Json()},
-          {"format", name_of(query.format)}};
+          {"format", name_of(query.format)},
+          {"scales", scales_json(query)},
+          {"activation_scheme", name_of(query.activation_scheme)}};
 }
 
 Json to_json(const std::vector<TensorReport>& tensors) {
@@ -41,18 +51,37 @@ Json to_json(const std::vector<TensorReport>& tensors) {
                     {"file", tensor.file},
                     {"part", tensor.part},
                     {"dtype", name_of(tensor.dtype)},
+                    {"format", tensor.format},
                     {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
                     {"bytes", tensor.bytes}});
   }
   return list;
 }
 
-/// Bytes by element type: the formats that the checkpoint is stored in.
-std::map<std::string, size_t> bytes_per_dtype(const ModelReport& report) {
-  std::map<std::string, size_t> bytes;
-  for (const TensorReport& tensor : report.used)
-    bytes[std::string(name_of(tensor.dtype))] += tensor.bytes;
+using BytesPerFormat = std::map<std::string, size_t>;
+
+/// The formats that the checkpoint is stored in, scales apart.
+BytesPerFormat bytes_per_format(const ModelReport& report) {
+  BytesPerFormat bytes;
+  for (const TensorReport& tensor : report.used) bytes[tensor.format] += tensor.bytes;
   return bytes;
+}
+
+/// The same for each part.
+std::map<std::string, BytesPerFormat> formats_per_part(const ModelReport& report) {
+  std::map<std::string, BytesPerFormat> parts;
+  for (const auto* tensors : {&report.used, &report.ignored, &report.left_over}) {
+    for (const TensorReport& tensor : *tensors) parts[tensor.part][tensor.format] += tensor.bytes;
+  }
+  return parts;
+}
+
+std::string formats_text(const BytesPerFormat& formats) {
+  std::vector<std::string> items;
+  for (const auto& [format, bytes] : formats) {
+    items.push_back(str_cat(format, " ", format_bytes(bytes)));
+  }
+  return join(items);
 }
 
 /// What does not fit, in ModelReport::missing: those entries say where and what was expected; that
@@ -82,14 +111,27 @@ Json to_json(const ModelReport& report) {
           {"eos_token_ids", info.eos_token_ids},
           {"sub_configs", info.sub_configs},
           {"experts", std::move(experts)},
-          {"formats", bytes_per_dtype(report)},
+          {"formats", bytes_per_format(report)},
+          {"formats_per_part", formats_per_part(report)},
           {"bytes_per_part", report.bytes_per_part},
           {"used", to_json(report.used)},
           {"missing", report.missing},
+          {"notes", report.notes},
           {"num_missing", num_missing(report)},
           {"num_unfit", num_unfit(report)},
           {"ignored", to_json(report.ignored)},
           {"left_over", to_json(report.left_over)}};
+}
+
+/// ", float32 scales of 128 x 128, dynamic activations"
+std::string scales_text(const ExpertsQuery& query) {
+  if (!is_quantized(query.format)) return {};
+  const ScaleLayout& layout = query.scale_layout;
+  std::string text = str_cat(", ", layout.dtype, " scales of ");
+  text += layout.block_rows == 0 ? "a whole matrix"
+                                 : str_cat(layout.block_rows, " x ", layout.block_cols);
+  if (query.activation_scheme == ActivationScheme::kNone) return text;
+  return str_cat(text, ", ", name_of(query.activation_scheme), " activations");
 }
 
 std::string experts_text(const ExpertsQuery& query) {
@@ -97,7 +139,8 @@ std::string experts_text(const ExpertsQuery& query) {
   return str_cat(config.num_experts, " experts, ", config.top_k, " per token, hidden ",
                  config.hidden_size, ", intermediate ", config.intermediate_size, ", ",
                  config.activation, config.has_gate ? " gated" : "",
-                 config.has_bias ? ", biases" : "", ", stored as ", query.format);
+                 config.has_bias ? ", biases" : "", ", stored as ", query.format,
+                 scales_text(query));
 }
 
 std::string facts_text(const ModelReport& report) {
@@ -111,11 +154,7 @@ std::string facts_text(const ModelReport& report) {
   for (const auto& [sub_config, query] : report.experts) {
     facts.add_row({sub_config.empty() ? "experts" : "experts " + sub_config, experts_text(query)});
   }
-  std::vector<std::string> formats;
-  for (const auto& [dtype, bytes] : bytes_per_dtype(report)) {
-    formats.push_back(str_cat(dtype, " ", format_bytes(bytes)));
-  }
-  facts.add_row({"formats", join(formats)});
+  facts.add_row({"formats", formats_text(bytes_per_format(report))});
   facts.add_row({"computes in", std::string(name_of(info.compute_dtype))});
   facts.add_row(
       {"tensors", str_cat(report.used.size(), " used, ", report.ignored.size(), " not needed, ",
@@ -127,12 +166,14 @@ std::string facts_text(const ModelReport& report) {
 std::string parts_text(const ModelReport& report) {
   size_t total = 0;
   for (const auto& [part, bytes] : report.bytes_per_part) total += bytes;
-  Table parts({"part", "bytes", ""});
+  Table parts({"part", "bytes", "", "formats"});
   parts.right_align(1);
+  const std::map<std::string, BytesPerFormat> formats = formats_per_part(report);
   for (const auto& [part, bytes] : report.bytes_per_part) {
-    parts.add_row({part, with_thousands(bytes), format_bytes(bytes)});
+    parts.add_row(
+        {part, with_thousands(bytes), format_bytes(bytes), formats_text(formats.at(part))});
   }
-  parts.add_row({"total", with_thousands(total), format_bytes(total)});
+  parts.add_row({"total", with_thousands(total), format_bytes(total), ""});
   return parts.to_string();
 }
 
@@ -151,6 +192,7 @@ std::string to_text(const ModelReport& report, bool list_tensors) {
   if (list_tensors && !report.ignored.empty()) {
     text += "\nnot needed:\n" + tensors_text(report.ignored);
   }
+  for (const std::string& note : report.notes) text += "\nnote: " + note + "\n";
   if (!report.missing.empty())
     text += "\nmissing or unfit:\n  " + join(report.missing, "\n  ") + "\n";
   if (!report.left_over.empty()) text += "\nleft over:\n" + tensors_text(report.left_over);

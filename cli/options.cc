@@ -107,8 +107,11 @@ void add_run_options(CLI::App& command, CommonOptions& common) {
       "CPU: on copies the experts' weights when loading, into the order that kernels read fastest "
       "(as much memory as they take; the checkpoint's own need not stay in memory); off reads them "
       "where they lie and starts at once; auto: off for the time being");
-  command.add_flag("--dequantize", common.load.dequantize,
-                   "Turn quantised weights back into bfloat16 when loading");
+  command.add_flag_function(
+      "--dequantize",
+      [&common](int64_t) { common.load.quantization_config = {.dequantize = true}; },
+      "Turn quantised weights (FP8, MXFP8, FP4, MXFP4) into plain ones in the compute dtype while "
+      "loading: as much memory as a plain checkpoint; nothing to do for one");
   add_number(command, "--seed", common.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max(),
              "Of everything drawn at random");
   command

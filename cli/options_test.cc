@@ -39,7 +39,7 @@ TEST(Options, DefaultsAreTheLibrarys) {
   EXPECT_FALSE(common.load.dtype.has_value());
   EXPECT_EQ(common.load.num_threads, 0);
   EXPECT_EQ(common.load.prepack, Prepack::kAuto);
-  EXPECT_FALSE(common.load.dequantize);
+  EXPECT_FALSE(common.load.quantization_config.has_value());
   EXPECT_EQ(common.seed, 0u);
   EXPECT_FALSE(common.quiet);
   EXPECT_FALSE(common.json);
@@ -75,7 +75,8 @@ TEST(Options, EachReachesItsPlace) {
   EXPECT_EQ(common.experts, (ExpertsImplementation{{"", "eager"}}));
   EXPECT_EQ(common.load.num_threads, 3);
   EXPECT_EQ(common.load.prepack, Prepack::kOff);
-  EXPECT_TRUE(common.load.dequantize);
+  ASSERT_TRUE(common.load.quantization_config.has_value());
+  EXPECT_TRUE(common.load.quantization_config->dequantize);
   EXPECT_EQ(common.seed, 18446744073709551615u);
   EXPECT_TRUE(common.quiet);
   EXPECT_TRUE(common.json);

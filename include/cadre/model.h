@@ -16,6 +16,7 @@
 #include "cadre/dtype.h"
 #include "cadre/experts.h"
 #include "cadre/image.h"
+#include "cadre/quantization.h"
 #include "cadre/sampling.h"
 #include "cadre/tensor.h"
 #include "cadre/token_id.h"
@@ -51,8 +52,13 @@ struct LoadOptions {
   /// Empty: "grouped_mm" where it can run, else "eager". "batched_mm" sets the whole model.
   ExpertsImplementation experts_implementation = {};
   Device device = {};
-  std::optional<DType> dtype = {};   // compute dtype; empty: the checkpoint's
-  bool dequantize = false;           // FineGrainedFP8Config{.dequantize = true}
+  std::optional<DType> dtype = {};  // compute dtype; empty: the checkpoint's
+  /// Of a quantised checkpoint: with `dequantize` all weights become plain ones in the compute
+  /// dtype while loading, whatever their format (memory for all of them is taken, and stated when
+  /// there is not enough); the checkpoint's own settings prevail over the rest. Of a plain
+  /// checkpoint: `dequantize` has nothing to do; without it Unsupported, since loading does not
+  /// quantise (quantize() in quantization.h does).
+  std::optional<FineGrainedFP8Config> quantization_config = {};
   Prepack prepack = Prepack::kAuto;  // kOn: DeviceError when memory does not suffice
   DecodeExperts decode_experts = {};
   bool graphs = true;  // GPU: a decode step is recorded once and replayed, where its backends allow
@@ -88,8 +94,8 @@ struct ModelInfo {
 };
 
 /// Bytes by purpose. mapped: of the checkpoint's files, read in place (CPU); weights: copied to the
-/// GPU; added: by packed experts and backends' own layouts. All but mapped lie on the model's
-/// device.
+/// GPU, or converted while loading (CPU: dequantised weights and scales); added: by packed experts
+/// and backends' own layouts. All but mapped lie on the model's device.
 struct MemoryReport {
   size_t mapped_bytes = 0;
   size_t weights_bytes = 0;
@@ -240,6 +246,7 @@ struct TensorReport {
   DType dtype = DType::kF32;
   Dims shape;
   size_t bytes = 0;
+  std::string format;  // "fp8", "fp4", "scales" and so on; the dtype's name for all that is plain
 };
 
 struct ModelReport {
@@ -250,6 +257,7 @@ struct ModelReport {
   std::vector<TensorReport> ignored;  // known and not needed: layers for multi-token prediction
   std::vector<TensorReport> left_over;
   std::vector<std::string> missing;  // with the expected shape
+  std::vector<std::string> notes;    // what the config says otherwise than the tensors; no faults
   std::map<std::string, size_t> bytes_per_part;
 };
 

@@ -34,11 +34,9 @@ DecoderConfig decoder_config(const BuiltModel& model, DType compute_dtype) {
 
 }  // namespace
 
-DecoderModel::DecoderModel(ModelInfo info, BuiltModel model, size_t weights_bytes,
-                           std::shared_ptr<const void> owner, int num_threads)
+DecoderModel::DecoderModel(ModelInfo info, BuiltModel model, WeightMemory weights, int num_threads)
     : info_(std::move(info)),
-      owner_(std::move(owner)),
-      weights_bytes_(weights_bytes),
+      weights_(std::move(weights)),
       groups_(std::move(model.groups)),
       decoder_(decoder_config(model, info_.compute_dtype), std::move(model.weights),
                dense_ops(info_.device.type)),
@@ -73,7 +71,8 @@ void DecoderModel::prepack(const Checkpoint& checkpoint, const ProgressCallback&
 
 MemoryReport DecoderModel::memory() const {
   MemoryReport report;
-  (on_cpu(info_) ? report.mapped_bytes : report.weights_bytes) = weights_bytes_;
+  report.mapped_bytes = weights_.mapped_bytes;
+  report.weights_bytes = weights_.copied_bytes;
   for (const auto& group : groups_) report.added_bytes += group->added_bytes();
   report.workspace_bytes = workspace_.capacity() + (images_ ? images_->bytes() : 0);
   report.kv_cache_bytes = *cache_bytes_;

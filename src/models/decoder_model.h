@@ -20,6 +20,14 @@
 
 namespace cadre {
 
+/// Where a model's weights lie, and what keeps them there.
+struct WeightMemory {
+  size_t mapped_bytes = 0;  // of files read in place
+  size_t copied_bytes = 0;
+  std::shared_ptr<const void> files;
+  std::shared_ptr<const void> copies;
+};
+
 class DecoderModel final : public Model {
  public:
   /// Largest piece that a forward is cut into: beyond it, a longer piece reads weights hardly less
@@ -30,9 +38,7 @@ class DecoderModel final : public Model {
   static constexpr int64_t kDefaultStepTokens = 512;
   static constexpr int64_t kDefaultStepTokensOfGpu = 4096;
 
-  /// `owner` keeps the weights; `weights_bytes` of them: the files' (CPU), or copies on the GPU.
-  DecoderModel(ModelInfo info, BuiltModel model, size_t weights_bytes,
-               std::shared_ptr<const void> owner, int num_threads);
+  DecoderModel(ModelInfo info, BuiltModel model, WeightMemory weights, int num_threads);
   ~DecoderModel() override;
 
   const ModelInfo& info() const override { return info_; }
@@ -92,8 +98,7 @@ class DecoderModel final : public Model {
   void fit_workspace();
 
   ModelInfo info_;
-  std::shared_ptr<const void> owner_;
-  size_t weights_bytes_;
+  WeightMemory weights_;
   std::vector<std::unique_ptr<ExpertsGroup>> groups_;
   std::string whole_;                      // the name last set for the model as a whole
   ExpertsImplementation without_experts_;  // of sub-configs that have none

@@ -280,16 +280,13 @@ class V4Builder {
 
  private:
   int64_t hidden() const { return builder_.text().hidden_size; }
-  TensorView take(const std::string& name, const Dims& shape, std::string_view part) {
-    return builder_.weights().take(name, shape, part);
-  }
   // Small ones that are read as float32: a GPU keeps them so.
   TensorView take_wide(const std::string& name, const Dims& shape,
                        std::string_view part = "residual") {
     return builder_.weights().take_float32(name, shape, part);
   }
   LinearWeights matrix(const std::string& name, int64_t out, int64_t in) {
-    return {take(name, {out, in}, "attention"), {}};
+    return builder_.matrix(name, out, in, "attention");
   }
 
   void top(const TextConfig& text) {
@@ -347,8 +344,8 @@ class V4Builder {
     // Transformers' own way back to the hub's names loses "kv_".
     weights.kv_norm =
         builder_.norm(name("kv_norm.weight", "kv_norm.weight", "norm.weight"), config.head_dim);
-    weights.o_a = take(name("wo_a.weight", "o_a_proj.weight"), {o_width, width / config.o_groups},
-                       "attention");
+    weights.o_a = builder_.plain(name("wo_a.weight", "o_a_proj.weight"),
+                                 {o_width, width / config.o_groups}, "attention");
     weights.o_b = matrix(name("wo_b.weight", "o_b_proj.weight"), hidden(), o_width);
     weights.sinks = take_wide(name("attn_sink", "sinks"), {config.num_heads}, "attention");
     const std::string& type = v4_.layer_types[static_cast<size_t>(l)];

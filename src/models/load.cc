@@ -8,6 +8,8 @@
 #include "core/str_cat.h"
 #include "io/checkpoint.h"
 #include "models/decoder_model.h"
+#include "models/quantization_config.h"
+#include "models/quantized_weights.h"
 #include "models/registry.h"
 #include "models/weight_placement.h"
 
@@ -24,18 +26,10 @@ DType compute_dtype(const Checkpoint& checkpoint, const LoadOptions& options) {
   }
   if (const std::optional<DType> named = read_dtype(checkpoint.config())) return *named;
   for (const CheckpointTensor& tensor : checkpoint.tensors()) {
-    if (is_compute_dtype(tensor.view.dtype())) return tensor.view.dtype();
+    const bool is_scale = tensor.name.find("scale") != std::string::npos;
+    if (!is_scale && is_compute_dtype(tensor.view.dtype())) return tensor.view.dtype();
   }
   return DType::kF32;
-}
-
-void refuse_quantized(const ConfigReader& config) {
-  if (!config.has("quantization_config")) return;
-  const ConfigReader quantization = config.object("quantization_config");
-  throw Unsupported(str_cat(config.origin(), ": quantization_config (quant_method \"",
-                            quantization.text_or("quant_method", "?"),
-                            "\"): quantised checkpoints are not supported yet; load one whose "
-                            "weights are float32, bfloat16 or float16"));
 }
 
 std::vector<TokenId> eos_token_ids(const Checkpoint& checkpoint) {
@@ -74,39 +68,68 @@ struct Opened {
   explicit Opened(const std::string& path, const LoadOptions& options)
       : checkpoint(Checkpoint::open(resolve_model_path(path, options.revision))),
         architecture(find_architecture(checkpoint.config())),
+        quantization(read_quantization(checkpoint.config(), options.quantization_config)),
         weights(checkpoint) {
-    refuse_quantized(checkpoint.config());
     const DType dtype = compute_dtype(checkpoint, options);
-    ModelBuilder builder(checkpoint.config(), weights, dtype, options.device, options.progress);
+    ModelBuilder builder(checkpoint.config(), quantization, weights, dtype, options.device,
+                         options.progress);
     model = architecture.build(builder);
     info = model_info(checkpoint, architecture, model, dtype, options.device);
   }
 
   Checkpoint checkpoint;
   Architecture architecture;
+  CheckpointQuantization quantization;
   WeightLoader weights;
   BuiltModel model;
   ModelInfo info;
 };
 
-// The same model over copies of its weights on the GPU.
-std::unique_ptr<DecoderModel> load_on_device(Opened opened, const LoadOptions& options) {
-  WeightPlacement placement(opened.info.device, opened.info.compute_dtype);
-  for (const TensorReport& tensor : opened.weights.used()) {
-    const TensorView& view = opened.checkpoint.find(tensor.name)->view;
-    const bool is_table = view.dtype() == DType::kI32 || view.dtype() == DType::kI64;
-    const DType computed =
-        opened.weights.is_float32(tensor.name) ? DType::kF32 : opened.info.compute_dtype;
-    placement.add(tensor.name, view, tensor.part, is_table ? view.dtype() : computed);
+// What is copied: on a GPU all, on the CPU what is not read where it lies.
+WeightPlacement plan_copies(const Opened& opened) {
+  const DType dtype = opened.info.compute_dtype;
+  const bool on_cpu = opened.info.device.type == DeviceType::kCpu;
+  WeightPlacement placement(opened.info.device, dtype);
+  for (const WeightRequest& request : opened.weights.requests()) {
+    if (request.quantized.values) {
+      placement.add_dequantized(request.name, request.quantized, request.part, request.dtype,
+                                request.shape);
+    } else if (request.form == WeightForm::kConverted) {
+      placement.add_scales(request.name, request.stored, request.part, request.dtype);
+    } else if (!on_cpu) {
+      const DType wanted = request.form == WeightForm::kFloat32    ? DType::kF32
+                           : request.form == WeightForm::kAsStored ? request.stored.dtype()
+                                                                   : dtype;
+      placement.add(request.name, request.stored, request.part, wanted);
+    }
   }
-  ThreadPool threads(options.num_threads);
-  placement.load(threads, options.progress);
+  return placement;
+}
+
+// The same model over the copies.
+BuiltModel build_over(const WeightPlacement& placement, const Opened& opened) {
   WeightLoader weights(opened.checkpoint, &placement);
   const ProgressCallback no_progress;
-  ModelBuilder builder(opened.checkpoint.config(), weights, opened.info.compute_dtype,
-                       opened.info.device, no_progress);
-  return std::make_unique<DecoderModel>(std::move(opened.info), opened.architecture.build(builder),
-                                        placement.bytes(), placement.owner(), options.num_threads);
+  ModelBuilder builder(opened.checkpoint.config(), opened.quantization, weights,
+                       opened.info.compute_dtype, opened.info.device, no_progress);
+  return opened.architecture.build(builder);
+}
+
+// Reads the files where they lie (CPU), but for what is copied.
+std::unique_ptr<DecoderModel> load_model(Opened opened, const LoadOptions& options) {
+  const bool on_cpu = opened.info.device.type == DeviceType::kCpu;
+  WeightPlacement placement = plan_copies(opened);
+  if (!placement.empty()) {
+    ThreadPool threads(options.num_threads);
+    placement.load(threads, options.progress);
+    opened.model = build_over(placement, opened);
+  }
+  const WeightMemory memory{.mapped_bytes = on_cpu ? opened.checkpoint.mapped_bytes() : 0,
+                            .copied_bytes = placement.bytes(),
+                            .files = on_cpu ? opened.checkpoint.owner() : nullptr,
+                            .copies = placement.owner()};
+  return std::make_unique<DecoderModel>(std::move(opened.info), std::move(opened.model), memory,
+                                        options.num_threads);
 }
 
 void check_options(const LoadOptions& options) {
@@ -145,17 +168,12 @@ std::unique_ptr<Model> Model::from_pretrained(const std::string& path, const Loa
   check_options(options);
   Opened opened(path, options);
   opened.weights.check_complete();
+  check_scale_values(opened.weights);
   refuse_vision_without_ops(opened.info);
   refuse_compressed_without_ops(opened.info, opened.model);
-  std::unique_ptr<DecoderModel> model;
-  if (options.device.type == DeviceType::kCpu) {
-    model = std::make_unique<DecoderModel>(std::move(opened.info), std::move(opened.model),
-                                           opened.checkpoint.mapped_bytes(),
-                                           opened.checkpoint.owner(), options.num_threads);
-    if (options.prepack == Prepack::kOn) model->prepack(opened.checkpoint, options.progress);
-  } else {
-    model = load_on_device(std::move(opened), options);
-  }
+  const Checkpoint checkpoint = opened.checkpoint;
+  std::unique_ptr<DecoderModel> model = load_model(std::move(opened), options);
+  if (options.prepack == Prepack::kOn) model->prepack(checkpoint, options.progress);
   model->choose_at_load(options.experts_implementation, options.decode_experts);
   model->set_graphs(options.graphs);
   return model;
@@ -183,6 +201,7 @@ ModelReport inspect_model(const std::string& path, const LoadOptions& options) {
   report.ignored = opened.weights.ignored();
   report.left_over = opened.weights.left_over();
   report.missing = opened.weights.missing_and_unfit();
+  report.notes = opened.weights.notes();
   for (const auto* tensors : {&report.used, &report.ignored, &report.left_over}) {
     for (const TensorReport& tensor : *tensors) report.bytes_per_part[tensor.part] += tensor.bytes;
   }

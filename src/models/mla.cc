@@ -64,7 +64,8 @@ std::unique_ptr<AttentionBlock> build_mla(ModelBuilder& builder, const std::stri
   weights.kv_a =
       linear("kv_a_proj_with_mqa", mla.rank + mla.rope_dim, mla.hidden_size, options.bias);
   weights.kv_norm = builder.norm(prefix + "kv_a_layernorm.weight", mla.rank);
-  weights.kv_b = linear("kv_b_proj", kv_width, mla.rank, false).weight;
+  // Its parts meet queries and values, head by head.
+  weights.kv_b = builder.plain(prefix + "kv_b_proj.weight", {kv_width, mla.rank}, "attention");
   weights.o = linear("o_proj", mla.hidden_size, mla.num_heads * mla.value_dim, options.bias);
   return std::make_unique<MlaAttention>(mla, weights);
 }

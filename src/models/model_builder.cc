@@ -13,10 +13,45 @@ namespace {
 
 // Experts that cannot be built because tensors are missing or unfit; loading fails later with all
 // names, inspecting goes on.
-std::shared_ptr<const ExpertsWeights> no_experts(DType dtype) {
+std::shared_ptr<const ExpertsWeights> no_experts(const StoredWeight& like) {
   auto weights = std::make_shared<ExpertsWeights>();
-  weights->format = plain_format(dtype).value_or(StorageFormat::kBF16);
+  weights->format = like.format;
+  weights->scale_layout = like.layout;
   return weights;
+}
+
+// "bfloat16", "fp8 (float32 scales of 128 x 128)"
+std::string form_of(StorageFormat format, const ScaleLayout& layout) {
+  if (!is_quantized(format)) return std::string(name_of(format));
+  return str_cat(format, " (", layout.dtype, " scales of ",
+                 layout.block_rows == 0 ? "a whole matrix"
+                                        : str_cat(layout.block_rows, " x ", layout.block_cols),
+                 ")");
+}
+
+std::shared_ptr<const ExpertsWeights> quantized_experts(const ExpertsConfig& config,
+                                                        const std::vector<StoredWeight>& gate,
+                                                        const std::vector<StoredWeight>& up,
+                                                        const std::vector<StoredWeight>& down,
+                                                        std::shared_ptr<const void> owner) {
+  struct Projection {
+    explicit Projection(const std::vector<StoredWeight>& weights) {
+      for (const StoredWeight& weight : weights) {
+        tensors.push_back(weight.tensor());
+        input_scales.insert(input_scales.end(), weight.input_scales.begin(),
+                            weight.input_scales.end());
+      }
+    }
+    std::vector<QuantizedTensor> tensors;
+    std::vector<float> input_scales;
+  };
+  const Projection g(gate);
+  const Projection u(up);
+  const Projection d(down);
+  const QuantizedExperts tensors{g.tensors,      u.tensors,      d.tensors,
+                                 g.input_scales, u.input_scales, d.input_scales};
+  return std::make_shared<const ExpertsWeights>(
+      make_experts_weights(config, tensors, std::move(owner)));
 }
 
 template <typename T>
@@ -56,13 +91,13 @@ void ModelBuilder::begin(const TextConfig& text, const TopNames& names) {
   model_.text = text;
   DecoderWeights& weights = model_.weights;
   const Dims table{text.vocab_size, text.hidden_size};
-  weights.embedding = weights_.take(names.embedding, table, "embedding");
+  weights.embedding = plain(names.embedding, table, "embedding");
   weights.norm = norm(names.norm, text.hidden_size);
   if (text.tie_word_embeddings) {
     weights.head.weight = weights.embedding;
     weights_.ignore(names.head);  // some writers store the same values twice
   } else {
-    weights.head.weight = weights_.take(names.head, table, "lm_head");
+    weights.head = matrix(names.head, text.vocab_size, text.hidden_size, "lm_head");
   }
 }
 
@@ -102,9 +137,20 @@ void ModelBuilder::ignore_extra_layers(int64_t count, const std::string& prefix)
 
 LinearWeights ModelBuilder::linear(const std::string& prefix, int64_t out, int64_t in, bool bias,
                                    std::string_view part) {
-  LinearWeights weights;
-  weights.weight = weights_.take(prefix + ".weight", {out, in}, part);
+  LinearWeights weights = matrix(prefix + ".weight", out, in, part);
   if (bias) weights.bias = weights_.take(prefix + ".bias", {out}, part);
+  return weights;
+}
+
+LinearWeights ModelBuilder::matrix(const std::string& name, int64_t out, int64_t in,
+                                   std::string_view part) {
+  const StoredWeight stored = quantized_.take(name, {out, in}, part);
+  LinearWeights weights;
+  weights.weight = stored.values;
+  weights.scales = stored.scales;
+  weights.scale_layout = stored.layout;
+  weights.activations = stored.activations;
+  if (!stored.input_scales.empty()) weights.input_scale = stored.input_scales.front();
   return weights;
 }
 
@@ -163,16 +209,18 @@ MoeBlock ModelBuilder::moe(const std::string& prefix, const MoeOptions& options,
   config.hidden_size = model_.text.hidden_size;
   config.activation = model_.text.activation;
   const Router gate = router(prefix, options);
-  auto weights = experts(prefix, config, options.names);
-  ExpertsGroup& owner = group(sub_config, config, weights->format, prefix + "experts");
+  const LoadedExperts loaded = experts(prefix, config, options.names);
+  ExpertsGroup& owner = group(sub_config, config, loaded, prefix + "experts");
   ++model_.num_moe_layers;
-  return {gate, owner, owner.add_layer(std::move(weights)), std::move(shared_expert)};
+  return {gate, owner, owner.add_layer(loaded.weights), std::move(shared_expert)};
 }
 
 Router ModelBuilder::router(const std::string& prefix, const MoeOptions& options) {
   const int64_t num_experts = options.experts.num_experts;
-  const LinearWeights gate = linear(prefix + options.names.router, num_experts,
-                                    model_.text.hidden_size, options.router_bias, "router");
+  const std::string name = prefix + options.names.router;
+  LinearWeights gate;
+  gate.weight = plain(name + ".weight", {num_experts, model_.text.hidden_size}, "router");
+  if (options.router_bias) gate.bias = weights_.take(name + ".bias", {num_experts}, "router");
   TensorView correction;
   if (options.names.correction_bias != nullptr) {
     correction = float32(prefix + options.names.correction_bias, {num_experts}, "router");
@@ -203,15 +251,19 @@ TensorView ModelBuilder::expert_table(const std::string& name, const MoeOptions&
 }
 
 ExpertsGroup& ModelBuilder::group(const std::string& sub_config, const ExpertsConfig& config,
-                                  StorageFormat format, const std::string& where) {
+                                  const LoadedExperts& experts, const std::string& where) {
+  const StorageFormat format = experts.weights->format;
+  const ScaleLayout& layout = experts.weights->scale_layout;
   for (const auto& known : model_.groups) {
     if (known->sub_config() != sub_config) continue;
-    if (known->query().format != format) {
-      weights_.add_fault(str_cat(where, ": experts stored as ", format, ", those of earlier layers",
-                                 " as ", known->query().format,
-                                 "; all layers must have the same format"));
+    if (!weights_.ok()) return *known;  // what is missing or unfit has no form to compare
+    const ExpertsQuery& query = known->query();
+    if (query.format != format || !(query.scale_layout == layout)) {
+      weights_.add_fault(str_cat(
+          where, ": experts stored as ", form_of(format, layout), ", those of earlier layers as ",
+          form_of(query.format, query.scale_layout), "; all layers must have the same format"));
     }
-    if (known->query().config.is_transposed != config.is_transposed) {
+    if (query.config.is_transposed != config.is_transposed) {
       weights_.add_fault(str_cat(where, ": experts transposed otherwise than those of earlier ",
                                  "layers; all layers must have the same layout"));
     }
@@ -222,27 +274,31 @@ ExpertsGroup& ModelBuilder::group(const std::string& sub_config, const ExpertsCo
   query.device = device_;
   query.compute_dtype = compute_dtype_;
   query.format = format;
+  query.scale_layout = layout;
+  query.activation_scheme = experts.activations;
   model_.groups.push_back(std::make_unique<ExpertsGroup>(sub_config, query));
   return *model_.groups.back();
 }
 
-std::shared_ptr<const ExpertsWeights> ModelBuilder::packed_experts(const std::string& prefix,
-                                                                   const ExpertsConfig& config,
-                                                                   const MoeNames& names) {
+ModelBuilder::LoadedExperts ModelBuilder::packed_experts(const std::string& prefix,
+                                                         ExpertsConfig& config,
+                                                         const MoeNames& names) {
   const int64_t hidden = config.hidden_size;
   const int64_t inner = config.intermediate_size;
-  const auto take = [&](const std::string& name, int64_t n, int64_t k) {
-    const bool transposed = config.is_transposed;
-    return weights_.take(name, {config.num_experts, transposed ? k : n, transposed ? n : k},
-                         "experts");
-  };
   const std::string gate_up = prefix + names.packed_gate_up;
   const std::string down = prefix + names.packed_down;
+  if (quantized_.is_fp4(gate_up)) config.is_transposed = false;
+  const bool transposed = config.is_transposed;
+  const auto take = [&](const std::string& name, int64_t n, int64_t k, Rows rows) {
+    return quantized_.take(name, {config.num_experts, transposed ? k : n, transposed ? n : k},
+                           "experts", transposed ? Rows::kOneMatrix : rows);
+  };
+  const StoredWeight stored = take(gate_up, 2 * inner, hidden, Rows::kTwoMatrices);
+  const StoredWeight stored_down = take(down, hidden, inner, Rows::kOneMatrix);
+  require_same_form(down, stored_down, gate_up, stored);
   FusedExperts tensors;
-  tensors.gate_up_proj = take(gate_up, 2 * inner, hidden);
-  tensors.down_proj = take(down, hidden, inner);
-  const DType dtype = tensors.gate_up_proj.dtype();
-  require_same_dtype(down, tensors.down_proj, gate_up, tensors.gate_up_proj);
+  tensors.gate_up_proj = stored.values;
+  tensors.down_proj = stored_down.values;
   if (config.has_bias) {
     const auto take_bias = [&](const std::string& name, int64_t width) {
       return weights_.take(name + "_bias", {config.num_experts, width}, "experts");
@@ -252,9 +308,25 @@ std::shared_ptr<const ExpertsWeights> ModelBuilder::packed_experts(const std::st
     require_same_dtype(down + "_bias", tensors.down_proj_bias, gate_up + "_bias",
                        tensors.gate_up_proj_bias);
   }
-  if (!weights_.ok()) return no_experts(dtype);
-  return std::make_shared<const ExpertsWeights>(
-      make_experts_weights(config, tensors, weights_.owner()));
+  if (!weights_.ok()) return {no_experts(stored), stored.activations};
+  if (!stored.is_quantized()) {
+    return {std::make_shared<const ExpertsWeights>(
+        make_experts_weights(config, tensors, weights_.owner()))};
+  }
+  QuantizedFusedExperts quantized{.gate_up_proj = stored.tensor(),
+                                  .down_proj = stored_down.tensor(),
+                                  .gate_up_proj_bias = tensors.gate_up_proj_bias,
+                                  .down_proj_bias = tensors.down_proj_bias,
+                                  .gate_up_input_scales = stored.input_scales,
+                                  .down_input_scales = stored_down.input_scales};
+  if (config.is_transposed) {  // the config's blocks are those of tensors as they lie
+    for (QuantizedTensor* tensor : {&quantized.gate_up_proj, &quantized.down_proj}) {
+      std::swap(tensor->layout.block_rows, tensor->layout.block_cols);
+    }
+  }
+  return {std::make_shared<const ExpertsWeights>(
+              make_experts_weights(config, quantized, weights_.owner())),
+          stored.activations};
 }
 
 void ModelBuilder::require_same_dtype(const std::string& name, const TensorView& tensor,
@@ -264,38 +336,49 @@ void ModelBuilder::require_same_dtype(const std::string& name, const TensorView&
                              other_name, ", found ", tensor.dtype()));
 }
 
-std::shared_ptr<const ExpertsWeights> ModelBuilder::experts(const std::string& prefix,
-                                                            const ExpertsConfig& config,
-                                                            const MoeNames& names) {
-  if (weights_.has(prefix + names.packed_gate_up) || weights_.has(prefix + names.packed_down)) {
+void ModelBuilder::require_same_form(const std::string& name, const StoredWeight& weight,
+                                     const std::string& others, const StoredWeight& other) {
+  if (weight.values.data() == nullptr || other.values.data() == nullptr) return;  // faults already
+  if (weight.format == other.format && weight.layout == other.layout) return;
+  weights_.add_fault(str_cat("tensor \"", name, "\": expected ",
+                             form_of(other.format, other.layout), " like ", others, ", found ",
+                             form_of(weight.format, weight.layout)));
+}
+
+ModelBuilder::LoadedExperts ModelBuilder::experts(const std::string& prefix, ExpertsConfig& config,
+                                                  const MoeNames& names) {
+  if (quantized_.has(prefix + names.packed_gate_up) || quantized_.has(prefix + names.packed_down)) {
     return packed_experts(prefix, config, names);
   }
   const Dims inner{config.intermediate_size, config.hidden_size};
   const Dims outer{config.hidden_size, config.intermediate_size};
-  std::optional<DType> dtype;
+  StoredWeight first;
   const auto take = [&](int64_t expert, const char* projection, const Dims& shape) {
     const std::string name = str_cat(prefix, "experts.", expert, ".", projection, ".weight");
-    const TensorView view = weights_.take(name, shape, "experts");
-    if (!view.data()) return view;
-    if (!dtype) dtype = view.dtype();
-    if (view.dtype() != *dtype) {
-      weights_.add_fault(str_cat(weights_.checkpoint().find(name)->file, ": tensor \"", name,
-                                 "\": expected ", *dtype, " like the layer's other experts, found ",
-                                 view.dtype()));
-    }
-    return view;
+    StoredWeight weight = quantized_.take(name, shape, "experts");
+    if (first.values.data() == nullptr) first = weight;
+    require_same_form(name, weight, "the layer's other experts", first);
+    return weight;
   };
-  std::vector<TensorView> gate;
-  std::vector<TensorView> up;
-  std::vector<TensorView> down;
+  std::vector<StoredWeight> gate;
+  std::vector<StoredWeight> up;
+  std::vector<StoredWeight> down;
   for (int64_t e = 0; e < config.num_experts; ++e) {
     gate.push_back(take(e, names.gate, inner));
     up.push_back(take(e, names.up, inner));
     down.push_back(take(e, names.down, outer));
   }
-  if (!weights_.ok()) return no_experts(dtype.value_or(DType::kBF16));
-  return std::make_shared<const ExpertsWeights>(
-      make_experts_weights(config, gate, up, down, weights_.owner()));
+  if (!weights_.ok()) return {no_experts(first), first.activations};
+  if (first.is_quantized()) {
+    return {quantized_experts(config, gate, up, down, weights_.owner()), first.activations};
+  }
+  const auto values = [](const std::vector<StoredWeight>& weights) {
+    std::vector<TensorView> views;
+    for (const StoredWeight& weight : weights) views.push_back(weight.values);
+    return views;
+  };
+  return {std::make_shared<const ExpertsWeights>(
+      make_experts_weights(config, values(gate), values(up), values(down), weights_.owner()))};
 }
 
 }  // namespace cadre

@@ -9,6 +9,7 @@
 #include "layers/attention.h"
 #include "layers/decoder.h"
 #include "layers/vision_tower.h"
+#include "models/quantized_weights.h"
 #include "models/text_config.h"
 #include "models/weight_loader.h"
 
@@ -58,10 +59,12 @@ struct MoeOptions {
 class ModelBuilder {
  public:
   /// `progress` may be empty; it is told of every layer.
-  ModelBuilder(const ConfigReader& config, WeightLoader& weights, DType compute_dtype,
-               Device device, const ProgressCallback& progress)
+  ModelBuilder(const ConfigReader& config, const CheckpointQuantization& quantization,
+               WeightLoader& weights, DType compute_dtype, Device device,
+               const ProgressCallback& progress)
       : config_(config),
         weights_(weights),
+        quantized_(weights, quantization, compute_dtype),
         compute_dtype_(compute_dtype),
         device_(device),
         progress_(progress) {}
@@ -79,9 +82,15 @@ class ModelBuilder {
   TensorView norm(const std::string& name, int64_t width);
   /// A small tensor in float32, whatever the file and the compute dtype are.
   TensorView float32(const std::string& name, const Dims& shape, std::string_view part);
-  /// `prefix`.weight and, with `bias`, `prefix`.bias
+  /// `prefix`.weight and, with `bias`, `prefix`.bias; as stored, plain or quantised.
   LinearWeights linear(const std::string& prefix, int64_t out, int64_t in, bool bias,
                        std::string_view part);
+  /// The matrix `name` of a linear layer without bias.
+  LinearWeights matrix(const std::string& name, int64_t out, int64_t in, std::string_view part);
+  /// A matrix that is not, or not only, used as a linear layer: dequantised where it is quantised.
+  TensorView plain(const std::string& name, const Dims& shape, std::string_view part) {
+    return quantized_.take_plain(name, shape, part);
+  }
   /// q_proj, k_proj, v_proj, o_proj and, when the config has them, q_norm, k_norm and sinks under
   /// `prefix`.
   std::unique_ptr<AttentionBlock> attention(const std::string& prefix, AttentionConfig config,
@@ -91,7 +100,7 @@ class ModelBuilder {
   /// gate_proj, up_proj, down_proj under `prefix`.
   Mlp mlp(const std::string& prefix, int64_t intermediate_size, std::string_view part = "mlp");
   /// Router and experts under `prefix`: one tensor per expert and projection, or packed ones where
-  /// the checkpoint has them.
+  /// the checkpoint has them; plain or quantised.
   MoeBlock moe(const std::string& prefix, const MoeOptions& options,
                std::optional<SharedExpert> shared_expert = {}, const std::string& sub_config = "");
 
@@ -109,20 +118,26 @@ class ModelBuilder {
   BuiltModel finish() { return std::move(model_); }
 
  private:
-  std::shared_ptr<const ExpertsWeights> experts(const std::string& prefix,
-                                                const ExpertsConfig& config, const MoeNames& names);
-  std::shared_ptr<const ExpertsWeights> packed_experts(const std::string& prefix,
-                                                       const ExpertsConfig& config,
-                                                       const MoeNames& names);
+  // They may change what `config` says of the layout.
+  struct LoadedExperts {
+    std::shared_ptr<const ExpertsWeights> weights;
+    ActivationScheme activations = ActivationScheme::kNone;
+  };
+  LoadedExperts experts(const std::string& prefix, ExpertsConfig& config, const MoeNames& names);
+  LoadedExperts packed_experts(const std::string& prefix, ExpertsConfig& config,
+                               const MoeNames& names);
   Router router(const std::string& prefix, const MoeOptions& options);
   TensorView expert_table(const std::string& name, const MoeOptions& options);
   void require_same_dtype(const std::string& name, const TensorView& tensor,
                           const std::string& other_name, const TensorView& other);
+  void require_same_form(const std::string& name, const StoredWeight& weight,
+                         const std::string& others, const StoredWeight& other);
   ExpertsGroup& group(const std::string& sub_config, const ExpertsConfig& config,
-                      StorageFormat format, const std::string& where);
+                      const LoadedExperts& experts, const std::string& where);
 
   const ConfigReader& config_;
   WeightLoader& weights_;
+  QuantizedWeights quantized_;
   DType compute_dtype_;
   Device device_;
   const ProgressCallback& progress_;

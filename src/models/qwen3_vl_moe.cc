@@ -113,7 +113,9 @@ class TowerReader {
   static std::string name(const std::string& rest) { return "model.visual." + rest; }
 
   LinearWeights linear(const std::string& prefix, int64_t out, int64_t in) {
-    return builder_.linear(name(prefix), out, in, true, kPart);
+    WeightLoader& weights = builder_.weights();
+    return {builder_.plain(name(prefix + ".weight"), {out, in}, kPart),
+            weights.take(name(prefix + ".bias"), {out}, kPart)};
   }
 
   // A convolution whose stride is its size: one product for each patch.

@@ -1,8 +1,10 @@
 #include "models/weight_loader.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cadre/error.h"
+#include "core/check.h"
 #include "core/str_cat.h"
 
 namespace cadre {
@@ -19,9 +21,16 @@ bool is_derived(std::string_view name) {
   return name.size() >= kSuffix.size() && name.substr(name.size() - kSuffix.size()) == kSuffix;
 }
 
-TensorReport report(const CheckpointTensor& tensor, std::string_view part) {
-  return {tensor.name,         tensor.file,         std::string(part),
-          tensor.view.dtype(), tensor.view.shape(), tensor.view.nbytes()};
+TensorReport report(const CheckpointTensor& tensor, std::string_view part,
+                    std::string_view format = {}) {
+  const DType dtype = tensor.view.dtype();
+  return {tensor.name,
+          tensor.file,
+          std::string(part),
+          dtype,
+          tensor.view.shape(),
+          tensor.view.nbytes(),
+          std::string(format.empty() ? name_of(dtype) : format)};
 }
 
 std::string listed(const std::vector<std::string>& items) {
@@ -34,17 +43,15 @@ std::string listed(const std::vector<std::string>& items) {
 }  // namespace
 
 TensorView WeightLoader::take_kind(const std::string& name, const Dims& shape,
-                                   std::string_view part, bool (*fits)(DType),
+                                   std::string_view part, WeightForm form, bool (*fits)(DType),
                                    std::string_view expected) {
   const TensorView stand_in(nullptr, DType::kF32, shape);
   const CheckpointTensor* tensor = checkpoint_.find(name);
   if (tensor == nullptr) {
-    missing_.push_back(str_cat(name, " ", shape));
-    check_fault_count();
+    miss(name, shape);
     return stand_in;
   }
-  seen_.insert(name);
-  used_.push_back(report(*tensor, part));
+  use(*tensor, part, {});
   if (!(tensor->view.shape() == shape)) {
     add_fault(str_cat(tensor->file, ": tensor \"", name, "\": expected shape ", shape, ", found ",
                       tensor->view.shape(), " (", tensor->view.dtype(), ")"));
@@ -55,26 +62,75 @@ TensorView WeightLoader::take_kind(const std::string& name, const Dims& shape,
                       tensor->view.dtype(), " ", tensor->view.shape()));
     return stand_in;
   }
-  return placement_ != nullptr ? placement_->view(name) : tensor->view;
+  return hand_out({name, std::string(part), form, tensor->view});
+}
+
+void WeightLoader::use(const CheckpointTensor& tensor, std::string_view part,
+                       std::string_view format) {
+  seen_.insert(tensor.name);
+  used_.push_back(report(tensor, part, format));
+}
+
+void WeightLoader::miss(const std::string& name, const Dims& shape) {
+  missing_.push_back(str_cat(name, " ", shape));
+  check_fault_count();
+}
+
+TensorView WeightLoader::hand_out(WeightRequest request) {
+  if (request.form != WeightForm::kConverted) request.shape = request.stored.shape();
+  TensorView view = request.stored;
+  if (request.form == WeightForm::kConverted) {
+    view = {request.stored.data(), request.dtype, request.shape};
+  }
+  if (placement_ != nullptr && placement_->holds(request.name)) {
+    view = placement_->view(request.name);
+  }
+  requests_.push_back(std::move(request));
+  return view;
+}
+
+TensorView WeightLoader::take_bytes(const CheckpointTensor& tensor, DType dtype,
+                                    std::string_view part, std::string_view format) {
+  CADRE_ASSERT(size_of(dtype) == size_of(tensor.view.dtype()));
+  use(tensor, part, format);
+  return hand_out({tensor.name, std::string(part), WeightForm::kAsStored,
+                   TensorView(tensor.view.data(), dtype, tensor.view.shape())});
+}
+
+TensorView WeightLoader::take_converted(const CheckpointTensor& tensor, WeightRequest request,
+                                        std::string_view part, std::string_view format) {
+  use(tensor, part, format);
+  request.name = tensor.name;
+  request.part = part;
+  request.form = WeightForm::kConverted;
+  return hand_out(std::move(request));
 }
 
 TensorView WeightLoader::take(const std::string& name, const Dims& shape, std::string_view part) {
   return take_kind(
-      name, shape, part, [](DType dtype) { return is_compute_dtype(dtype); },
+      name, shape, part, WeightForm::kComputed, [](DType dtype) { return is_compute_dtype(dtype); },
       "float32, bfloat16 or float16");
 }
 
 TensorView WeightLoader::take_integers(const std::string& name, const Dims& shape,
                                        std::string_view part) {
   return take_kind(
-      name, shape, part, [](DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; },
-      "int32 or int64");
+      name, shape, part, WeightForm::kAsStored,
+      [](DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }, "int32 or int64");
 }
 
 TensorView WeightLoader::take_float32(const std::string& name, const Dims& shape,
                                       std::string_view part) {
-  float32_.insert(name);
-  return take(name, shape, part);
+  return take_kind(
+      name, shape, part, WeightForm::kFloat32, [](DType dtype) { return is_compute_dtype(dtype); },
+      "float32, bfloat16 or float16");
+}
+
+std::shared_ptr<const void> WeightLoader::owner() const {
+  if (placement_ == nullptr) return checkpoint_.owner();
+  if (placement_->device().type != DeviceType::kCpu) return placement_->owner();
+  using Both = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
+  return std::make_shared<const Both>(checkpoint_.owner(), placement_->owner());
 }
 
 void WeightLoader::ignore(const std::string& name) {
@@ -132,6 +188,13 @@ std::vector<TensorReport> WeightLoader::left_over() const {
   std::vector<TensorReport> result;
   for (const CheckpointTensor* tensor : unused()) result.push_back(report(*tensor, "unused"));
   return result;
+}
+
+std::vector<std::string> WeightLoader::notes() const {
+  if (contradicted_.empty()) return {};
+  return {str_cat(
+      "config.json: quantization_config.modules_to_not_convert names ", contradicted_.size(),
+      " weights that are stored quantised, and run so (first: ", contradicted_.front(), ")")};
 }
 
 std::vector<std::string> WeightLoader::missing_and_unfit() const {

@@ -10,10 +10,31 @@
 #include <vector>
 
 #include "cadre/model.h"
+#include "cadre/quantization.h"
 #include "io/checkpoint.h"
 #include "models/weight_placement.h"
 
 namespace cadre {
+
+/// What becomes of a tensor that a model asks for.
+enum class WeightForm : uint8_t {
+  kComputed,   // a plain weight: as stored on the CPU, in the compute dtype on a GPU
+  kFloat32,    // the same, in float32 on a GPU
+  kAsStored,   // the same bytes on every device
+  kConverted,  // made of what is stored, while the model is loaded
+};
+
+/// A tensor that a model asked for.
+struct WeightRequest {
+  std::string name;
+  std::string part;
+  WeightForm form = WeightForm::kComputed;
+  TensorView stored;               // in the file, under the dtype that it is handed out with
+  QuantizedTensor quantized = {};  // kConverted: this, dequantised; absent: scales of another dtype
+  std::string scales_name = {};    // with `quantized`
+  DType dtype = DType::kF32;       // kConverted: of the result
+  Dims shape = {};                 // of what is handed out
+};
 
 class WeightLoader {
  public:
@@ -36,26 +57,40 @@ class WeightLoader {
   TensorView take_float32(const std::string& name, const Dims& shape, std::string_view part);
   /// The same for a table of integers, i32 or i64. At any address.
   TensorView take_integers(const std::string& name, const Dims& shape, std::string_view part);
-  bool is_float32(const std::string& name) const { return float32_.count(name) != 0; }
+  /// The bytes of a tensor that is there, under another dtype of the same size.
+  TensorView take_bytes(const CheckpointTensor& tensor, DType dtype, std::string_view part,
+                        std::string_view format);
+  /// What is made of a tensor that is there; `request` without name, part and form. Until load.cc
+  /// has made it, a view that nobody may read stands in for it.
+  TensorView take_converted(const CheckpointTensor& tensor, WeightRequest request,
+                            std::string_view part, std::string_view format);
+  /// Notes that a tensor that is there was used, and by what.
+  void use(const CheckpointTensor& tensor, std::string_view part, std::string_view format);
+  /// Notes that a tensor of this shape is not there.
+  void miss(const std::string& name, const Dims& shape);
   /// Notes that a tensor is known and not needed, when it is there.
   void ignore(const std::string& name);
   /// The same for all tensors whose names begin so.
   void ignore_all(std::string_view prefix);
   /// Notes any other fault.
   void add_fault(std::string fault);
+  /// Notes a quantised weight that the config says is not.
+  void contradict(const std::string& name) { contradicted_.push_back(name); }
 
-  /// Keeps the memory of what is handed out alive.
-  std::shared_ptr<const void> owner() const {
-    return placement_ != nullptr ? placement_->owner() : checkpoint_.owner();
-  }
+  /// Keeps the memory of what is handed out alive: the files', and that of copies.
+  std::shared_ptr<const void> owner() const;
 
   bool ok() const { return missing_.empty() && faults_.empty(); }
   /// Throws CheckpointError naming the missing, the unfit and the left-over tensors.
   void check_complete() const;
 
+  /// In the order of their first request.
+  const std::vector<WeightRequest>& requests() const { return requests_; }
   std::vector<TensorReport> used() const { return used_; }
   std::vector<TensorReport> ignored() const;
   std::vector<TensorReport> left_over() const;
+  /// What the config says otherwise than the tensors, by which the model goes.
+  std::vector<std::string> notes() const;
   /// "name [shape]" of each missing tensor, then the unfit ones with what was found.
   std::vector<std::string> missing_and_unfit() const;
 
@@ -65,16 +100,18 @@ class WeightLoader {
   Position first_of(std::string_view prefix) const;  // the first that may begin so
   bool begins(Position tensor, std::string_view prefix) const;
   TensorView take_kind(const std::string& name, const Dims& shape, std::string_view part,
-                       bool (*fits)(DType), std::string_view expected);
+                       WeightForm form, bool (*fits)(DType), std::string_view expected);
+  TensorView hand_out(WeightRequest request);
   void check_fault_count() const;
   std::vector<const CheckpointTensor*> unused() const;
 
   const Checkpoint& checkpoint_;
   const WeightPlacement* placement_;
+  std::vector<WeightRequest> requests_;
   std::vector<TensorReport> used_;
   std::set<std::string, std::less<>> seen_;     // used or ignored
   std::set<std::string, std::less<>> ignored_;  // unless used too
-  std::set<std::string, std::less<>> float32_;
+  std::vector<std::string> contradicted_;
   std::vector<std::string> missing_;
   std::vector<std::string> faults_;
 };

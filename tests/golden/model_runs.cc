@@ -1,9 +1,11 @@
 #include "golden/model_runs.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "dense/dense_ops.h"
+#include "io/json.h"
 #include "io/safetensors.h"
 #include "support/compare.h"
 #include "support/test_device.h"
@@ -60,17 +62,25 @@ Expected read_expected(const std::filesystem::path& file) {
   return expected;
 }
 
-std::vector<std::string> fixture_names() {
+namespace {
+
+std::vector<std::string> fixtures_that(bool are_quantized) {
   std::vector<std::string> names;
   for (const auto& entry :
        std::filesystem::directory_iterator(std::filesystem::path(CADRE_TEST_DATA) / "models")) {
-    if (std::filesystem::exists(entry.path() / "expected.safetensors")) {
-      names.push_back(entry.path().filename().string());
-    }
+    if (!std::filesystem::exists(entry.path() / "expected.safetensors")) continue;
+    const bool is_quantized =
+        read_json_file(entry.path() / "config.json").contains("quantization_config");
+    if (is_quantized == are_quantized) names.push_back(entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());
   return names;
 }
+
+}  // namespace
+
+std::vector<std::string> fixture_names() { return fixtures_that(false); }
+std::vector<std::string> quantized_fixture_names() { return fixtures_that(true); }
 
 std::filesystem::path fixture(const std::string& name) {
   return std::filesystem::path(CADRE_TEST_DATA) / "models" / name;

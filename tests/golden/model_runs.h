@@ -46,8 +46,10 @@ struct Expected {
 
 Expected read_expected(const std::filesystem::path& file);
 
-/// Folders under tests/data/models that hold a model and its expected values, by name.
+/// Folders under tests/data/models that hold a model and its expected values, by name: those with
+/// plain weights, and the quantised ones.
 std::vector<std::string> fixture_names();
+std::vector<std::string> quantized_fixture_names();
 std::filesystem::path fixture(const std::string& name);
 
 /// A fixture of DeepSeek-V4, and the device of the tests has none of its operations.

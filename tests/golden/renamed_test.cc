@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "cadre/error.h"
 #include "cadre/model.h"
@@ -53,6 +54,34 @@ TEST_P(Renamed, ATensorOfEachKindIsMissedByName) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Renamed, testing::ValuesIn(fixture_names()),
+                         [](const auto& parameter) { return parameter.param; });
+INSTANTIATE_TEST_SUITE_P(QuantizedModels, Renamed, testing::ValuesIn(quantized_fixture_names()),
+                         [](const auto& parameter) { return parameter.param; });
+
+class Damaged : public testing::TestWithParam<std::string> {};
+
+// Every kind of tensor in turn with another dtype, and with a column less.
+TEST_P(Damaged, ATensorOfEachKindThatDoesNotFitIsNamed) {
+  std::set<std::string> done;
+  for (const TensorReport& tensor : inspect_model(fixture(GetParam()).string()).used) {
+    if (!done.insert(kind_of(tensor.name)).second) continue;
+    Dims narrower = tensor.shape;
+    --narrower[narrower.rank() - 1];
+    const std::pair<DType, Dims> unfit[] = {
+        {DType::kF64, tensor.shape}, {DType::kF8E5M2, tensor.shape}, {tensor.dtype, narrower}};
+    for (const auto& [dtype, shape] : unfit) {
+      DamagedCheckpoint checkpoint(GetParam());
+      checkpoint.put(tensor.name, dtype, shape);
+      const std::string path = checkpoint.write();
+      const std::string message =
+          message_of<CheckpointError>([&] { Model::from_pretrained(path); });
+      EXPECT_NE(message.find('"' + tensor.name + '"'), std::string::npos) << message;
+    }
+  }
+  EXPECT_GE(done.size(), 10u);
+}
+
+INSTANTIATE_TEST_SUITE_P(QuantizedModels, Damaged, testing::ValuesIn(quantized_fixture_names()),
                          [](const auto& parameter) { return parameter.param; });
 
 }  // namespace
