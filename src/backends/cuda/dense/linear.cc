@@ -1,8 +1,11 @@
-// Products: few rows by our own kernels, more by the dense product of the device.
+// Products: few rows by our own kernels, more by the dense product of the device; with quantised
+// weights as quantized_linear.h says.
+#include <algorithm>
 #include <string>
 
 #include "backends/cuda/dense/cuda_dense_ops.h"
 #include "backends/cuda/dense/linear_rows.h"
+#include "backends/cuda/dense/quantized_linear.h"
 #include "backends/cuda/kernels/matmul.h"
 #include "core/check.h"
 
@@ -65,10 +68,9 @@ void multiply_rows(const TensorView& x, std::span<const LinearWeights* const> we
   }
 }
 
-void multiply_all(const TensorView& x, std::span<const LinearWeights* const> weights,
-                  std::span<const MutableTensorView> outs, bool accumulate, Workspace& workspace,
-                  const Stream& stream) {
-  CADRE_ASSERT(weights.size() == outs.size());
+void multiply_plain(const TensorView& x, std::span<const LinearWeights* const> weights,
+                    std::span<const MutableTensorView> outs, bool accumulate, Workspace& workspace,
+                    const Stream& stream) {
   bool by_rows = x.dim(0) <= max_linear_rows(x.dtype()) && x.stride(1) == 1;
   int64_t elements = 0;  // of all weights
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -87,6 +89,30 @@ void multiply_all(const TensorView& x, std::span<const LinearWeights* const> wei
   }
 }
 
+bool is_quantized(const LinearWeights* weights) { return bool(weights->scales); }
+
+void multiply_all(const TensorView& x, std::span<const LinearWeights* const> weights,
+                  std::span<const MutableTensorView> outs, bool accumulate, Workspace& workspace,
+                  const Stream& stream) {
+  CADRE_ASSERT(weights.size() == outs.size());
+  if (std::none_of(weights.begin(), weights.end(), is_quantized)) {
+    return multiply_plain(x, weights, outs, accumulate, workspace, stream);
+  }
+  const Workspace::Scope scope(workspace);
+  CodesOfX codes(x, workspace, stream);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (is_quantized(weights[i])) {
+      quantized_linear(codes, x, *weights[i], outs[i], accumulate, stream);
+    } else {
+      multiply_plain(x, weights.subspan(i, 1), outs.subspan(i, 1), accumulate, workspace, stream);
+    }
+  }
+}
+
+size_t product_workspace_bytes(int64_t num_tokens, int64_t k) {
+  return quantized_linear_workspace_bytes(num_tokens, k) + matmul_workspace_bytes();
+}
+
 }  // namespace
 
 void CudaDenseOps::linear(const TensorView& x, const LinearWeights& weights, MutableTensorView out,
@@ -95,9 +121,9 @@ void CudaDenseOps::linear(const TensorView& x, const LinearWeights& weights, Mut
   multiply_all(x, all, {&out, 1}, false, workspace, stream);
 }
 
-size_t CudaDenseOps::linear_workspace_bytes(int64_t /*num_tokens*/, int64_t /*k*/,
-                                            DType /*compute_dtype*/, int /*num_threads*/) const {
-  return matmul_workspace_bytes();
+size_t CudaDenseOps::linear_workspace_bytes(int64_t num_tokens, int64_t k, DType /*compute_dtype*/,
+                                            int /*num_threads*/) const {
+  return product_workspace_bytes(num_tokens, k);
 }
 
 void CudaDenseOps::linear_group(const TensorView& x, std::span<const LinearWeights* const> weights,
@@ -112,10 +138,10 @@ void CudaDenseOps::linear_add(const TensorView& x, const LinearWeights& weights,
   multiply_all(x, all, {&y, 1}, true, workspace, stream);
 }
 
-size_t CudaDenseOps::linear_add_workspace_bytes(int64_t /*num_tokens*/, int64_t /*n*/,
-                                                int64_t /*k*/, DType /*compute_dtype*/,
+size_t CudaDenseOps::linear_add_workspace_bytes(int64_t num_tokens, int64_t /*n*/, int64_t k,
+                                                DType /*compute_dtype*/,
                                                 int /*num_threads*/) const {
-  return matmul_workspace_bytes();
+  return product_workspace_bytes(num_tokens, k);
 }
 
 std::string_view CudaDenseOps::instruction_set() const {

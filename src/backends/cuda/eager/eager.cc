@@ -1,6 +1,7 @@
 // The plain order: the routing is read on the host, then one expert after the other has its rows
 // gathered and multiplied, and at the end each token sums its slots in order. Easy to follow and a
-// wait for the device in every call: it cannot be recorded into a graph.
+// wait for the device in every call: it cannot be recorded into a graph. Serves every format of
+// weights with every scheme of activations.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "backends/cuda/eager/eager_kernels.h"
 #include "backends/cuda/kernels/device_weights.h"
 #include "backends/cuda/kernels/matmul.h"
+#include "backends/cuda/kernels/quantized_gemm.h"
 #include "backends/cuda/kernels/routing.h"
 #include "cadre/error.h"
 
@@ -97,7 +99,8 @@ class Chunk {
         x_(workspace.allocate(element_bytes(max_rows_ * config_.hidden_size))),
         gate_(workspace.allocate<float>(max_rows_ * config_.intermediate_size)),
         up_(workspace.allocate<float>(max_rows_ * config_.intermediate_size)),
-        h_(workspace.allocate(element_bytes(max_rows_ * config_.intermediate_size))) {}
+        h_(workspace.allocate(static_cast<size_t>(max_rows_ * config_.intermediate_size) *
+                              size_of(h_dtype(query_)))) {}
 
   static size_t workspace_bytes(const ExpertsQuery& query, int64_t num_tokens) {
     const ExpertsConfig& config = query.config;
@@ -110,7 +113,8 @@ class Chunk {
     return 2 * padded(pairs, sizeof(int32_t)) + padded(pairs * config.hidden_size, sizeof(float)) +
            padded(rows * config.hidden_size, element) +
            2 * padded(rows * config.intermediate_size, sizeof(float)) +
-           padded(rows * config.intermediate_size, element) + matmul_workspace_bytes();
+           padded(rows * config.intermediate_size, size_of(h_dtype(query))) +
+           std::max(matmul_workspace_bytes(), codes_bytes(query, rows));
   }
 
   void run(const HostRouting& routing) {
@@ -127,6 +131,19 @@ class Chunk {
   }
 
  private:
+  static bool quantizes(const ExpertsQuery& query) {
+    return is_quantized(query.format) && query.activation_scheme != ActivationScheme::kNone;
+  }
+  // h is quantised from float32.
+  static DType h_dtype(const ExpertsQuery& query) {
+    return quantizes(query) ? DType::kF32 : query.compute_dtype;
+  }
+  static size_t codes_bytes(const ExpertsQuery& query, int64_t rows) {
+    if (!quantizes(query)) return 0;
+    const int64_t k = std::max(query.config.hidden_size, query.config.intermediate_size);
+    return activation_codes_bytes(rows, k, activation_group(query.format));
+  }
+
   size_t element_bytes(int64_t count) const {
     return static_cast<size_t>(count) * size_of(query_.compute_dtype);
   }
@@ -143,20 +160,22 @@ class Chunk {
                          stream_);
     const int64_t hidden = config_.hidden_size;
     const int64_t width = config_.intermediate_size;
-    if (config_.has_gate) multiply(weights_.gate[e], x_, rows, width, hidden, gate_);
-    multiply(weights_.up[e], x_, rows, width, hidden, up_);
+    const DType dtype = query_.compute_dtype;
+    if (config_.has_gate) multiply(weights_.gate[e], x_, dtype, rows, width, hidden, gate_);
+    multiply(weights_.up[e], x_, dtype, rows, width, hidden, up_);
     apply_gate(gate_function(config_), gate_, bias(weights_.gate_bias, e), up_,
-               bias(weights_.up_bias, e), rows, width, h_, query_.compute_dtype, stream_);
+               bias(weights_.up_bias, e), rows, width, h_, h_dtype(query_), stream_);
     float* y = y_ + first * hidden;
-    multiply(weights_.down[e], h_, rows, hidden, width, y);
+    multiply(weights_.down[e], h_, h_dtype(query_), rows, hidden, width, y);
     const Bias down_bias = bias(weights_.down_bias, e);
     if (down_bias.vector.data != nullptr) add_to_rows(y, down_bias, rows, hidden, stream_);
   }
 
-  void multiply(const ExpertMatrix& w, const void* x, int64_t rows, int64_t n, int64_t k,
-                float* out) {
+  void multiply(const ExpertMatrix& w, const void* x, DType x_dtype, int64_t rows, int64_t n,
+                int64_t k, float* out) {
+    if (is_quantized(weights_.format)) return multiply_codes(w, x, x_dtype, rows, n, k, out);
     Matmul product;
-    product.dtype = query_.compute_dtype;
+    product.dtype = x_dtype;
     product.m = rows;
     product.n = n;
     product.k = product.x_stride = k;
@@ -165,6 +184,36 @@ class Chunk {
     product.out = out;
     product.out_stride = n;
     matmul(product, workspace_, stream_);
+  }
+
+  void multiply_codes(const ExpertMatrix& w, const void* x, DType x_dtype, int64_t rows, int64_t n,
+                      int64_t k, float* out) {
+    const Workspace::Scope scope(workspace_);
+    QuantizedGemm product;
+    product.format = weights_.format;
+    product.layout = weights_.scale_layout;
+    product.gemm.dtype = query_.compute_dtype;
+    product.gemm.max_rows = rows;
+    product.gemm.n = n;
+    product.gemm.k = product.gemm.x_stride = k;
+    product.gemm.x = x;
+    product.gemm.w.first = device_matrix(w);
+    product.gemm.out = out;
+    product.gemm.out_stride = n;
+    if (quantizes(query_)) {
+      const bool is_static = query_.activation_scheme == ActivationScheme::kStatic;
+      QuantizeRows quantize;
+      quantize.dtype = x_dtype;
+      quantize.x = x;
+      quantize.x_stride = quantize.k = k;
+      quantize.rows = rows;
+      quantize.group = activation_group(weights_.format);
+      if (is_static) quantize.static_scale = w.input_scale;
+      const ActivationCodes codes = allocate_activation_codes(rows, k, quantize.group, workspace_);
+      quantize_rows(quantize, codes, stream_);
+      set_codes(product, codes, is_static ? 0 : quantize.group);
+    }
+    quantized_gemm(product, stream_);
   }
 
   Bias bias(const std::vector<ExpertVector>& vectors, size_t e) const {
@@ -191,7 +240,9 @@ class Chunk {
 
 class Eager final : public ExpertsBackend {
  public:
-  Support supports(const ExpertsQuery& query) const override { return supports_plain(query); }
+  Support supports(const ExpertsQuery& query) const override {
+    return supports_on_gpu(query, {.with_static_scales = true, .dynamic_with_mx = true});
+  }
 
   std::unique_ptr<PreparedExperts> prepare(const ExpertsQuery& query,
                                            std::shared_ptr<const ExpertsWeights> weights) override {

@@ -60,6 +60,7 @@ __device__ ActivationScale scale_of(uint32_t largest) {
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(const __grid_constant__ QuantizeRows args) {
+  if (args.next_starts_first) let_next_kernel_start();
   wait_for_previous_kernel();
   let_next_kernel_start();
   const int64_t pieces = num_groups(args.k, kWarpValues);
@@ -121,6 +122,39 @@ void quantize_rows(const QuantizeRows& args, const Stream& stream) {
     default:
       return run<float>(args, stream);
   }
+}
+
+int64_t activation_group(StorageFormat format) {
+  return format == StorageFormat::kFp4 ? kFp4ActivationGroup : kActivationGroup;
+}
+
+namespace {
+
+constexpr int64_t kCodesAlignment = 16;
+
+int64_t codes_stride(int64_t k) { return num_groups(k, kCodesAlignment) * kCodesAlignment; }
+
+}  // namespace
+
+size_t activation_codes_bytes(int64_t rows, int64_t k, int64_t group) {
+  return Workspace::padded(static_cast<size_t>(rows * codes_stride(k))) +
+         Workspace::padded(static_cast<size_t>(rows * num_groups(k, group)) * sizeof(float));
+}
+
+ActivationCodes allocate_activation_codes(int64_t rows, int64_t k, int64_t group,
+                                          Workspace& workspace) {
+  const int64_t groups = num_groups(k, group);
+  auto* codes = workspace.allocate<uint8_t>(rows * codes_stride(k));
+  return {codes, codes_stride(k), workspace.allocate<float>(rows * groups), groups};
+}
+
+void quantize_rows(QuantizeRows args, const ActivationCodes& codes, const Stream& stream) {
+  args.codes = codes.codes;
+  args.codes_stride = codes.stride;
+  args.scales = codes.scales;
+  args.scale_row_stride = codes.groups;
+  args.scale_group_stride = 1;
+  quantize_rows(args, stream);
 }
 
 }  // namespace cadre::cuda

@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "cadre/dtype.h"
+#include "cadre/storage_format.h"
 #include "cadre/stream.h"
+#include "cadre/workspace.h"
 
 namespace cadre::cuda {
 
@@ -26,11 +28,32 @@ struct QuantizeRows {
   float* scales = nullptr;
   int64_t scale_row_stride = 0;
   int64_t scale_group_stride = 1;
+  // The kernel behind may start before the one ahead has ended: for one that reads nothing of that
+  // before its own wait.
+  bool next_starts_first = false;
 };
 
 void quantize_rows(const QuantizeRows& args, const Stream& stream);
 
 /// Groups of a row.
 constexpr int64_t num_groups(int64_t k, int64_t group) { return (k + group - 1) / group; }
+
+/// Where quantised rows lie: codes [rows, k] at multiples of 16 bytes, scales [rows, groups].
+struct ActivationCodes {
+  uint8_t* codes = nullptr;
+  int64_t stride = 0;  // bytes between rows of codes
+  float* scales = nullptr;
+  int64_t groups = 0;
+};
+
+/// The group of dynamic activations beside weights of a format.
+int64_t activation_group(StorageFormat format);
+
+size_t activation_codes_bytes(int64_t rows, int64_t k, int64_t group);
+ActivationCodes allocate_activation_codes(int64_t rows, int64_t k, int64_t group,
+                                          Workspace& workspace);
+
+/// Takes x, its rows and `group` or `static_scale` from `args`, the rest from `codes`.
+void quantize_rows(QuantizeRows args, const ActivationCodes& codes, const Stream& stream);
 
 }  // namespace cadre::cuda

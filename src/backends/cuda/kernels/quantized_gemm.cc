@@ -12,6 +12,15 @@ void run_quantized_f32(const QuantizedGemm& args, cudaStream_t stream);
 
 }  // namespace portable
 
+void set_codes(QuantizedGemm& args, const ActivationCodes& codes, int64_t group) {
+  args.gemm.x = codes.codes;
+  args.gemm.x_stride = codes.stride;
+  args.x_scales = codes.scales;
+  args.x_scale_row_stride = codes.groups;
+  args.x_scale_group_stride = 1;
+  args.x_group = group;
+}
+
 void quantized_gemm(const QuantizedGemm& args, const Stream& stream) {
   const PortableGemm& gemm = args.gemm;
   CADRE_ASSERT(is_quantized(args.format));

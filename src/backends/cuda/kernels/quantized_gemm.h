@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backends/cuda/kernels/portable_gemm.h"
+#include "backends/cuda/kernels/quantize_rows.h"
 #include "cadre/storage_format.h"
 
 namespace cadre::cuda {
@@ -21,6 +22,9 @@ struct QuantizedGemm {
   int64_t x_scale_group_stride = 1;
   int64_t x_group = 0;  // k under one scale of x; 0: all
 };
+
+/// Makes the codes the x of a product; `group` as they were quantised, 0 with a static scale.
+void set_codes(QuantizedGemm& args, const ActivationCodes& codes, int64_t group);
 
 void quantized_gemm(const QuantizedGemm& args, const Stream& stream);
 

@@ -286,8 +286,8 @@ TEST(QuantizedGemm, EveryFormatInEveryDtype) {
                  .dtype = dtype,
                  .x_group = x_group,
                  .rows = {0, 3, 66},
-                 .n = 150,
-                 .k = 288,
+                 .n = 70,
+                 .k = 160,
                  .dual = dual});
         }
       }
