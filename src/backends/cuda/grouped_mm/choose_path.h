@@ -7,7 +7,8 @@ namespace cadre::cuda {
 
 enum class GroupedPath {
   kHopper,    // kernels/hopper_gemm.h
-  kPortable,  // kernels/portable_gemm.h: every layout, dtype and GPU
+  kHopperMx,  // kernels/hopper_mx_gemm.h: FP4 and MXFP8 weights
+  kPortable,  // kernels/portable_gemm.h, quantized_gemm.h: every format, layout, dtype and GPU
 };
 
 /// Hopper kernels need compute capability 9.0, bf16 or fp16, H and I in multiples of 8, and

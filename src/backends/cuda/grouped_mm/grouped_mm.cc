@@ -1,7 +1,7 @@
 // Pairs sorted by expert, one grouped GEMM for gate and up with the gate function in it, one for
 // down, one weighted sum. On Hopper with kernels/hopper_gemm.h, elsewhere and for layouts that it
-// does not take with kernels/portable_gemm.h. Calls with very many tokens run in chunks, with the
-// same results.
+// does not take with kernels/portable_gemm.h and kernels/quantized_gemm.h. Calls with very many
+// tokens run in chunks, with the same results.
 #include <algorithm>
 #include <memory>
 
@@ -10,7 +10,9 @@
 #include "backends/cuda/grouped_mm/choose_path.h"
 #include "backends/cuda/grouped_mm/weight_layout.h"
 #include "backends/cuda/kernels/hopper_gemm.h"
+#include "backends/cuda/kernels/hopper_mx_gemm.h"
 #include "backends/cuda/kernels/portable_gemm.h"
+#include "backends/cuda/kernels/quantized_gemm.h"
 #include "backends/cuda/kernels/routing.h"
 #include "core/str_cat.h"
 
@@ -22,18 +24,33 @@ constexpr int64_t kMaxChunkBytes = int64_t{4} << 30;  // of the rows between the
 // rounding, and so few bytes cost nothing.
 constexpr int64_t kMaxFloatResults = int64_t{8} << 20;
 
+GroupedPath path_of(const ExpertsQuery& query, const DeviceWeights& device) {
+  const int capability = compute_capability(query.device.index);
+  if (!is_quantized(query.format)) {
+    return choose_path(query.config, query.compute_dtype, device, capability);
+  }
+  return fits_hopper_mx(query, device, capability) ? GroupedPath::kHopperMx
+                                                   : GroupedPath::kPortable;
+}
+
 struct Prepared : CudaPrepared {
   Prepared(const ExpertsQuery& query, std::shared_ptr<const ExpertsWeights> weights)
-      : CudaPrepared(query, std::move(weights)),
-        path(choose_path(query.config, query.compute_dtype, device,
-                         compute_capability(query.device.index))) {
-    if (path != GroupedPath::kHopper) return;
+      : CudaPrepared(query, std::move(weights)), path(path_of(query, device)) {
     const ExpertsConfig& c = query.config;
-    up = make_tensor_map(up_layout(c, query.compute_dtype, device), kHopperWeightBox, true);
-    gate = c.has_gate ? make_tensor_map(gate_layout(c, query.compute_dtype, device),
-                                        kHopperWeightBox, true)
-                      : up;
-    down = make_tensor_map(down_layout(c, query.compute_dtype, device), kHopperWeightBox, true);
+    if (path == GroupedPath::kHopper) {
+      up = make_tensor_map(up_layout(c, query.compute_dtype, device), kHopperWeightBox, true);
+      gate = c.has_gate ? make_tensor_map(gate_layout(c, query.compute_dtype, device),
+                                          kHopperWeightBox, true)
+                        : up;
+      down = make_tensor_map(down_layout(c, query.compute_dtype, device), kHopperWeightBox, true);
+    } else if (path == GroupedPath::kHopperMx) {
+      const int64_t width = c.intermediate_size;
+      up = make_mx_map(query.format, device.up, c.num_experts, width, c.hidden_size);
+      gate = c.has_gate
+                 ? make_mx_map(query.format, device.gate, c.num_experts, width, c.hidden_size)
+                 : up;
+      down = make_mx_map(query.format, device.down, c.num_experts, c.hidden_size, width);
+    }
   }
 
   GroupedPath path;
@@ -42,9 +59,17 @@ struct Prepared : CudaPrepared {
   CUtensorMap down = {};
 };
 
+bool quantizes(const ExpertsQuery& q) {
+  return is_quantized(q.format) && q.activation_scheme == ActivationScheme::kDynamic;
+}
+
+// h is quantised from float32.
+DType h_dtype(const ExpertsQuery& q) { return quantizes(q) ? DType::kF32 : q.compute_dtype; }
+
 int64_t pair_bytes(const ExpertsQuery& q) {
-  return (q.config.hidden_size + q.config.intermediate_size) *
-         static_cast<int64_t>(size_of(q.compute_dtype));
+  const auto element = [](DType dtype) { return static_cast<int64_t>(size_of(dtype)); };
+  return q.config.hidden_size * element(q.compute_dtype) +
+         q.config.intermediate_size * (element(h_dtype(q)) + (quantizes(q) ? 1 : 0));
 }
 
 int64_t chunk_tokens(const ExpertsQuery& q, int64_t num_tokens) {
@@ -70,7 +95,14 @@ class Call {
         y_dtype_(dtype_for_results(num_rows_ * config_.hidden_size)),
         wide_(workspace.allocate(static_cast<size_t>(num_rows_ * config_.hidden_size) *
                                  size_of(y_dtype_))),
-        h_(workspace.allocate(bytes_of(config_.intermediate_size))) {}
+        h_(workspace.allocate(static_cast<size_t>(num_rows_ * config_.intermediate_size) *
+                              size_of(h_dtype(experts.query)))) {
+    if (!quantizes(experts.query)) return;
+    x_codes_ = allocate_activation_codes(tokens.hidden_states.dim(0), config_.hidden_size,
+                                         activation_group(experts.query.format), workspace);
+    h_codes_ = allocate_activation_codes(num_rows_, config_.intermediate_size,
+                                         activation_group(experts.query.format), workspace);
+  }
 
   static int64_t num_counts(const ExpertsConfig& c, int64_t num_rows) {
     return hopper_gemm_counts(false, num_rows, c.num_experts) +  // of down
@@ -80,6 +112,10 @@ class Call {
   void run() {
     if (experts_.path == GroupedPath::kHopper) {
       hopper_products();
+    } else if (experts_.path == GroupedPath::kHopperMx) {
+      mx_products();
+    } else if (is_quantized(experts_.query.format)) {
+      quantized_products();
     } else {
       portable_products();
     }
@@ -99,12 +135,9 @@ class Call {
   }
 
   DType dtype_for_results(int64_t count) const {
+    if (quantizes(experts_.query) && tokens_.output.dtype() == DType::kF32) return DType::kF32;
     const bool is_small = count * 4 <= kMaxFloatResults;
-    return experts_.path != GroupedPath::kHopper && is_small ? DType::kF32 : dtype_;
-  }
-
-  size_t bytes_of(int64_t columns) const {
-    return static_cast<size_t>(num_rows_ * columns) * size_of(dtype_);
+    return experts_.path == GroupedPath::kPortable && is_small ? DType::kF32 : dtype_;
   }
 
   CUtensorMap rows_map(const void* data, int64_t columns) const {
@@ -157,7 +190,88 @@ class Call {
     return args;
   }
 
+  void mx_products() {
+    const DeviceWeights& w = experts_.device;
+    const StorageFormat format = experts_.query.format;
+    place_mx_rows(format, tokens_.hidden_states, plan_.pair_of_row, config_.top_k,
+                  plan_.expert_offsets + config_.num_experts, num_rows_, wide_, stream_);
+    HopperMxGemm up = mx_gemm_base();
+    up.n = config_.intermediate_size;
+    up.k = config_.hidden_size;
+    up.rows = wide_;  // y overwrites them later
+    up.weights = experts_.gate;
+    up.up_weights = experts_.up;
+    up.scales = config_.has_gate ? w.gate : w.up;
+    up.up_scales = w.up;
+    up.gated = config_.has_gate;
+    up.apply_gate = true;
+    up.gate = gate_function(config_);
+    up.bias = config_.has_gate ? w.gate_bias : w.up_bias;
+    if (config_.has_gate) up.up_bias = w.up_bias;
+    up.out = h_;
+    up.out_placed = true;
+    hopper_mx_gemm(up, stream_);
+
+    HopperMxGemm down = mx_gemm_base();
+    down.n = config_.hidden_size;
+    down.k = config_.intermediate_size;
+    down.rows = h_;
+    down.weights = experts_.down;
+    down.up_weights = experts_.down;
+    down.scales = w.down;
+    down.up_scales = w.down;
+    down.bias = w.down_bias;
+    down.out = wide_;
+    hopper_mx_gemm(down, stream_);
+  }
+
+  HopperMxGemm mx_gemm_base() const {
+    HopperMxGemm args;
+    args.format = experts_.query.format;
+    args.num_experts = config_.num_experts;
+    args.expert_offsets = plan_.expert_offsets;
+    args.max_rows = num_rows_;
+    args.bias_dtype = experts_.device.bias_dtype;
+    return args;
+  }
+
   void portable_products() {
+    portable_gemm(portable_up(), stream_);
+    portable_gemm(portable_down(), stream_);
+  }
+
+  void quantized_products() {
+    const int64_t group = activation_group(experts_.query.format);
+    QuantizedGemm up = {portable_up(), experts_.query.format, experts_.query.scale_layout};
+    if (quantizes(experts_.query)) {
+      QuantizeRows x;
+      x.dtype = dtype_;
+      x.x = up.gemm.x;
+      x.x_stride = up.gemm.x_stride;
+      x.rows = tokens_.hidden_states.dim(0);
+      x.k = up.gemm.k;
+      x.group = group;
+      quantize_rows(x, x_codes_, stream_);
+      set_codes(up, x_codes_, group);
+    }
+    quantized_gemm(up, stream_);
+
+    QuantizedGemm down = {portable_down(), experts_.query.format, experts_.query.scale_layout};
+    if (quantizes(experts_.query)) {
+      QuantizeRows h;
+      h.dtype = DType::kF32;
+      h.x = h_;
+      h.x_stride = h.k = down.gemm.k;
+      h.rows = num_rows_;
+      h.num_rows = plan_.expert_offsets + config_.num_experts;
+      h.group = group;
+      quantize_rows(h, h_codes_, stream_);
+      set_codes(down, h_codes_, group);
+    }
+    quantized_gemm(down, stream_);
+  }
+
+  PortableGemm portable_up() const {
     const DeviceWeights& w = experts_.device;
     PortableGemm up = portable_gemm_base();
     up.n = config_.intermediate_size;
@@ -175,9 +289,13 @@ class Call {
     up.apply_gate = true;
     up.gate = gate_function(config_);
     up.out = h_;
+    up.out_dtype = h_dtype(experts_.query);
     up.out_stride = config_.intermediate_size;
-    portable_gemm(up, stream_);
+    return up;
+  }
 
+  PortableGemm portable_down() const {
+    const DeviceWeights& w = experts_.device;
     PortableGemm down = portable_gemm_base();
     down.n = config_.hidden_size;
     down.k = config_.intermediate_size;
@@ -188,7 +306,7 @@ class Call {
     down.out = wide_;
     down.out_dtype = y_dtype_;
     down.out_stride = config_.hidden_size;
-    portable_gemm(down, stream_);
+    return down;
   }
 
   PortableGemm portable_gemm_base() const {
@@ -198,7 +316,6 @@ class Call {
     args.offsets = plan_.expert_offsets;
     args.max_rows = num_rows_;
     args.bias_dtype = experts_.device.bias_dtype;
-    args.out_dtype = dtype_;
     return args;
   }
 
@@ -213,12 +330,14 @@ class Call {
   DType y_dtype_;  // of the results of down
   void* wide_;     // [num_rows_, H]
   void* h_;        // [num_rows_, I]
+  ActivationCodes x_codes_;
+  ActivationCodes h_codes_;
 };
 
 class GroupedMm : public ExpertsBackend {
  public:
   Support supports(const ExpertsQuery& query) const override {
-    Support support = supports_plain(query);
+    Support support = supports_on_gpu(query);
     if (query.config.num_experts > kMaxRoutedExperts) {
       support.reasons.push_back(str_cat("sorts pairs of up to ", kMaxRoutedExperts,
                                         " experts, these are ", query.config.num_experts));
@@ -235,13 +354,24 @@ class GroupedMm : public ExpertsBackend {
                          int /*num_threads*/) const override {
     const int64_t tokens = chunk_tokens(query, max_tokens);
     const int64_t pairs = tokens * query.config.top_k;
-    const auto element = static_cast<int64_t>(size_of(query.compute_dtype));
+    const auto element =
+        static_cast<int64_t>(size_of(quantizes(query) ? DType::kF32 : query.compute_dtype));
     const auto padded = [](int64_t bytes) { return Workspace::padded(static_cast<size_t>(bytes)); };
     return padded(Call::num_counts(query.config, pairs) * static_cast<int64_t>(sizeof(uint32_t))) +
            routing_plan_bytes(pairs, query.config.num_experts) +
            padded(std::max(pairs * query.config.hidden_size * element,
                            std::min(pairs * query.config.hidden_size * 4, kMaxFloatResults))) +
-           padded(pairs * query.config.intermediate_size * element);
+           padded(pairs * query.config.intermediate_size *
+                  static_cast<int64_t>(size_of(h_dtype(query)))) +
+           codes_bytes(query, tokens, pairs);
+  }
+
+ private:
+  static size_t codes_bytes(const ExpertsQuery& q, int64_t tokens, int64_t pairs) {
+    if (!quantizes(q)) return 0;
+    const int64_t group = activation_group(q.format);
+    return activation_codes_bytes(tokens, q.config.hidden_size, group) +
+           activation_codes_bytes(pairs, q.config.intermediate_size, group);
   }
 
  protected:

@@ -9,7 +9,7 @@
 
 namespace cadre::cuda {
 
-/// `count` matrices [rows, columns] of 2-byte elements, strides in elements.
+/// `count` matrices [rows, columns] of bf16, fp16 or bytes, strides in elements.
 struct MatrixLayout {
   DType dtype = DType::kBF16;
   const void* data = nullptr;
@@ -23,9 +23,10 @@ struct MatrixLayout {
 /// What the copy engine asks of addresses and strides: 16-byte multiples, positive, below 2^40.
 bool fits_tensor_map(const MatrixLayout& layout);
 
-/// Boxes of `box_rows` rows x 64 columns in the 128-byte swizzle, zeros beyond the matrix. A map of
-/// three dimensions (column, row, matrix) when `count` > 1 or `always_3d`. Needs a driver, does no
-/// device work; throws DeviceError when the driver refuses.
-CUtensorMap make_tensor_map(const MatrixLayout& layout, int box_rows, bool always_3d);
+/// Boxes of `box_rows` rows x `box_bytes` (128, 64 or 32) in the swizzle of that many bytes, zeros
+/// beyond the matrix. A map of three dimensions (column, row, matrix) when `count` > 1 or
+/// `always_3d`. Needs a driver, does no device work; throws DeviceError when the driver refuses.
+CUtensorMap make_tensor_map(const MatrixLayout& layout, int box_rows, bool always_3d,
+                            int box_bytes = 128);
 
 }  // namespace cadre::cuda

@@ -1,0 +1,516 @@
+// The kernel of hopper_mx_gemm.h for one format; hopper_mx_<format>_sm90a.cu instantiate it.
+// Persistent: a warp that loads through tensor maps and two warpgroups that decode, multiply and
+// write. A tile is kColumns rows of tokens (the N of wgmma) by 256 rows of weights; a warpgroup has
+// 64 of the first 128 and the same 64 of the second, gate and up where there is a gate. While
+// products run, the next operands are decoded.
+#pragma once
+
+#include <algorithm>
+
+#include "backends/cuda/device/device_runtime.h"
+#include "backends/cuda/kernels/hopper_mx_decode.cuh"
+#include "backends/cuda/kernels/hopper_mx_gemm.h"
+#include "backends/cuda/kernels/launch.h"
+#include "backends/cuda/kernels/tensor_map.h"
+
+namespace cadre::cuda {
+namespace mx {
+
+using hopper::e8m0_bf16x2;
+using hopper::wgmma_registers;
+
+constexpr int kHalf = 128;  // weight rows of one box, two of them a tile
+constexpr int kTileK = 64;
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kThreads = 128 * (kConsumers + 1);
+// Registers of a thread; 128 * loader + 256 * consumer <= 65536.
+constexpr int kLoaderRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+
+/// kColumns: rows of tokens, the columns of a product.
+template <typename Weights, int kColumns>
+struct Tile {
+  static constexpr int kRowBytes = kColumns * kTileK * 2;
+  static constexpr int kBoxBytes = kHalf * Weights::kRowBytes;
+  static constexpr int kStageBytes = kRowBytes + 2 * kBoxBytes;
+  static constexpr int kStages = std::min(16, 200 * 1024 / kStageBytes);
+  static constexpr int kStagingBytes = kColumns * 128;  // of a warpgroup: 64 columns of bf16
+};
+
+struct Piece {
+  int32_t row;     // of out, the tile's first
+  int32_t rows;    // of the tile; -1: no more work
+  int32_t column;  // of out
+  int32_t expert;
+};
+
+template <int kStages>
+struct Shared {
+  alignas(16) Piece pieces[kStages];
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+};
+
+template <typename T>
+constexpr size_t kSharedBytes = T::kStages* T::kStageBytes + kConsumers* T::kStagingBytes +
+                                sizeof(Shared<T::kStages>);
+
+/// Bytes from one scale to the next in each direction; along K they are neighbours.
+struct Scales {
+  const uint8_t* first;
+  int64_t expert_stride;
+  int64_t row_stride;
+};
+
+struct Params {
+  CUtensorMap rows;
+  CUtensorMap weights;
+  CUtensorMap up_weights;
+  Scales scales;
+  Scales up_scales;
+  const int32_t* expert_offsets;
+  int32_t num_experts;
+  int32_t n;
+  int32_t column_tiles;
+  int32_t k_tiles;
+  bool plain;  // no bias; a gate function is SwiGLU
+  bool apply_gate;
+  bool out_placed;
+  GateFunction gate;
+  DType bias_dtype;
+  DeviceVectors bias;
+  DeviceVectors up_bias;
+  __nv_bfloat16* out;
+};
+
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// ---- which tile --------------------------------------------------------------------------------
+
+/// Finds tiles by their numbers, which ascend: experts in order, in each of them column tiles, in
+/// each of them row tiles, so that an expert's weights come from memory once. A warp together: a
+/// lane knows one of 32 experts.
+template <int kRows>
+class Schedule {
+ public:
+  /// Tiles of kRows rows of tokens and `columns` columns of out.
+  __device__ Schedule(const Params& p, int32_t columns) : p_(p), columns_(columns) {
+    read_experts();
+  }
+
+  /// False when there is no such tile.
+  __device__ bool find(int32_t item, Piece& piece) {
+    while (item >= end_) {
+      base_ += 32;
+      if (base_ >= p_.num_experts) return false;
+      read_experts();
+    }
+    const int lane = __popc(__ballot_sync(~0u, start_ <= item)) - 1;
+    const int32_t rest = item - __shfl_sync(~0u, start_, lane);
+    const int32_t rows = __shfl_sync(~0u, rows_, lane);
+    const int32_t tiles = (rows + kRows - 1) / kRows;
+    const int32_t row = rest % tiles * kRows;
+    piece = {__shfl_sync(~0u, first_row_, lane) + row, min(kRows, rows - row),
+             rest / tiles * columns_, base_ + lane};
+    return true;
+  }
+
+ private:
+  // Rows and first tiles of the 32 experts from base_ on.
+  __device__ void read_experts() {
+    const int lane = threadIdx.x % 32;
+    const int32_t expert = min(base_ + lane, p_.num_experts);
+    first_row_ = p_.expert_offsets[expert];
+    rows_ = p_.expert_offsets[min(expert + 1, p_.num_experts)] - first_row_;
+    const int32_t tiles = (rows_ + kRows - 1) / kRows * p_.column_tiles;
+    int32_t sum = tiles;
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t below = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += below;
+    }
+    start_ = end_ + sum - tiles;
+    end_ += __shfl_sync(~0u, sum, 31);
+  }
+
+  const Params& p_;
+  int32_t columns_;
+  int32_t base_ = 0;  // the expert of lane 0
+  int32_t end_ = 0;   // tiles before the expert behind lane 31's
+  int32_t start_ = 0;
+  int32_t first_row_ = 0;
+  int32_t rows_ = 0;
+};
+
+// ---- loading -----------------------------------------------------------------------------------
+
+template <typename Weights, bool kGated, int kColumns>
+__device__ void load_all(const Params& p, Shared<Tile<Weights, kColumns>::kStages>& shared,
+                         uint32_t stages) {
+  using T = Tile<Weights, kColumns>;
+  const bool leader = threadIdx.x % 32 == 0;
+  Schedule<kColumns> schedule(p, kGated ? kHalf : 2 * kHalf);
+  Ring<T::kStages> ring;
+  Piece piece;
+  for (auto item = static_cast<int32_t>(blockIdx.x); schedule.find(item, piece);
+       item += static_cast<int32_t>(gridDim.x)) {
+    for (int32_t t = 0; t < p.k_tiles && leader; ++t, ring.advance()) {
+      const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);
+      ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+      if (t == 0) shared.pieces[ring.stage] = piece;
+      ptx::arrive_expect_bytes(full, T::kStageBytes);
+      const uint32_t rows = stages + static_cast<uint32_t>(ring.stage) * T::kStageBytes;
+      const uint32_t weights = rows + T::kRowBytes;
+      const int32_t k = t * Weights::kRowBytes;
+      ptx::load_3d(weights, &p.weights, k, piece.column, piece.expert, full);
+      ptx::load_3d(weights + T::kBoxBytes, kGated ? &p.up_weights : &p.weights, k,
+                   kGated ? piece.column : piece.column + kHalf, piece.expert, full);
+      ptx::load_2d(rows, &p.rows, t * kTileK, piece.row, full);
+    }
+    __syncwarp();
+  }
+  if (leader) {
+    ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    shared.pieces[ring.stage].rows = -1;
+    ptx::arrive(ptx::shared_address(&shared.full[ring.stage]));
+  }
+}
+
+// ---- products ----------------------------------------------------------------------------------
+
+/// The scales of a thread's two rows of 16 in one half of a tile, 64 of K at a time.
+class RowScales {
+ public:
+  __device__ RowScales(const Params& p, const Scales& scales, int32_t expert, int32_t row) {
+    const int32_t last = p.n - 1;  // rows beyond N are zeros with any scale
+    const uint8_t* of_expert = scales.first + expert * scales.expert_stride;
+    first_ = of_expert + min(row, last) * scales.row_stride;
+    second_ = of_expert + min(row + 8, last) * scales.row_stride;
+  }
+  /// Asked for ahead of their use.
+  __device__ void ask(int32_t t) {
+    next_[0] = reinterpret_cast<const uint16_t*>(first_)[t];
+    next_[1] = reinterpret_cast<const uint16_t*>(second_)[t];
+  }
+  __device__ void take() {
+    now_[0] = next_[0];
+    now_[1] = next_[1];
+  }
+  /// Of half h of the 64.
+  __device__ void get(int h, uint32_t (&scale)[2]) const {
+    scale[0] = e8m0_bf16x2(now_[0] >> 8 * h & 0xffu);
+    scale[1] = e8m0_bf16x2(now_[1] >> 8 * h & 0xffu);
+  }
+
+ private:
+  const uint8_t* first_;
+  const uint8_t* second_;
+  uint32_t next_[2];
+  uint32_t now_[2];
+};
+
+// Operands are made before what follows.
+__device__ inline void keep(uint32_t (&a)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
+
+// The warp's 16 rows at `tile` as operands of the two products of half h.
+template <typename Weights>
+__device__ void operands(uint32_t tile, int h, const RowScales& scales, uint32_t (&raw)[4],
+                         uint32_t (&a)[8]) {
+  uint32_t scale[2];
+  scales.get(h, scale);
+  if constexpr (Weights::kIsFp4) {
+    if (h == 0) Weights::load(tile, raw);
+    Weights::decode(raw, h, scale, a);
+  } else {
+    Weights::load_half(tile, h, raw);
+    Weights::decode(raw, scale, a);
+  }
+}
+
+template <int kStages>
+__device__ void release(Shared<kStages>& shared, int stage) {
+  if (threadIdx.x % 32 == 0) ptx::arrive(ptx::shared_address(&shared.empty[stage]));
+}
+
+// All of K for one tile; the first stage is there already. A stage is given back when the products
+// of the next one have begun.
+template <typename Weights, int kColumns>
+__device__ void multiply_tile(const Params& p, Shared<Tile<Weights, kColumns>::kStages>& shared,
+                              uint32_t stages, int weight_row, RowScales& scales,
+                              RowScales& up_scales, Ring<Tile<Weights, kColumns>::kStages>& ring,
+                              float (&sums)[kColumns / 2], float (&up_sums)[kColumns / 2]) {
+  using T = Tile<Weights, kColumns>;
+  uint32_t a[2][8];
+  uint32_t up_a[2][8];
+  int before = 0;
+  for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
+    scales.take();
+    up_scales.take();
+    if (t + 1 < p.k_tiles) {
+      scales.ask(t + 1);
+      up_scales.ask(t + 1);
+    }
+    if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
+    const uint32_t rows = stages + static_cast<uint32_t>(ring.stage) * T::kStageBytes;
+    const uint32_t tile = rows + T::kRowBytes + weight_row * Weights::kRowBytes;
+    const uint64_t b = ptx::swizzled_tile(rows);
+    uint32_t raw[4];
+    uint32_t up_raw[4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // The products before last have read these operands.
+      ptx::wgmma_wait<1>();
+      if (h == 1 && t > 0) release(shared, before);
+      operands<Weights>(tile, h, scales, raw, a[h]);
+      operands<Weights>(tile + T::kBoxBytes, h, up_scales, up_raw, up_a[h]);
+      keep(a[h]);
+      keep(up_a[h]);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const uint64_t columns = b + 4 * h + 2 * j;
+        const bool add = t > 0 || h > 0 || j > 0;
+        wgmma_registers<kColumns>(sums, a[h] + 4 * j, columns, add);
+        wgmma_registers<kColumns>(up_sums, up_a[h] + 4 * j, columns, add);
+      }
+      ptx::wgmma_commit();
+    }
+    before = ring.stage;
+  }
+  ptx::wgmma_wait<0>();
+  ptx::pin(sums);
+  ptx::pin(up_sums);
+  release(shared, before);
+}
+
+// ---- writing -----------------------------------------------------------------------------------
+
+__device__ inline void synchronize_warpgroup(int warpgroup) {
+  if (warpgroup == 0) {
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 2, 128;" ::: "memory");
+  }
+}
+
+// 16-byte chunk of a staged row of 64 columns.
+__device__ inline int staged(int row, int chunk) {
+  return row * 128 + ((chunk ^ (row / 2 % 8)) << 4);
+}
+
+__device__ inline float bias_at(const Params& p, const DeviceVectors& biases, int32_t expert,
+                                int32_t row) {
+  if (biases.first.data == nullptr || row >= p.n) return 0;
+  const DeviceVector v =
+      p.bias_dtype == DType::kF32 ? biases.expert<float>(expert) : biases.expert<uint16_t>(expert);
+  const int64_t at = row * v.stride;
+  if (p.bias_dtype == DType::kF32) return static_cast<const float*>(v.data)[at];
+  if (p.bias_dtype == DType::kBF16) {
+    return __bfloat162float(static_cast<const __nv_bfloat16*>(v.data)[at]);
+  }
+  return __half2float(static_cast<const __half*>(v.data)[at]);
+}
+
+// 64 columns of out from `column` on. value(i, h): of the sums [i] and half h of the warp's 16 rows
+// of weights. Sum [4 j + 2 h + i] is weight row (lane / 4 + 8 h), token (8 j + 2 (lane % 4) + i).
+template <typename Weights, int kColumns, typename Value>
+__device__ void write_columns(const Params& p, const Piece& piece, int warpgroup, int32_t column,
+                              char* staging, Value value) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 % 4;
+  synchronize_warpgroup(warpgroup);  // what was staged before has been written
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = warp * 16 + lane / 4 + 8 * h;
+    const int place = p.out_placed ? static_cast<int>(mx_place(Weights::kIsFp4, row)) : row;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int token = 8 * j + 2 * (lane % 4) + i;
+        *reinterpret_cast<__nv_bfloat16*>(staging + staged(token, place / 8) + place % 8 * 2) =
+            __float2bfloat16(value(4 * j + 2 * h + i, h));
+      }
+    }
+  }
+  synchronize_warpgroup(warpgroup);
+  const int thread = threadIdx.x % 128;
+  const int chunk = thread % 8;
+  if (column + chunk * 8 >= p.n) return;
+  for (int token = thread / 8; token < piece.rows; token += 16) {
+    const int64_t at = static_cast<int64_t>(piece.row + token) * p.n + column + chunk * 8;
+    *reinterpret_cast<int4*>(p.out + at) =
+        *reinterpret_cast<const int4*>(staging + staged(token, chunk));
+  }
+}
+
+template <typename Weights, bool kGated, int kColumns>
+__device__ void write_tile(const Params& p, const Piece& piece, int warpgroup, char* staging,
+                           const float (&sums)[kColumns / 2],
+                           const float (&up_sums)[kColumns / 2]) {
+  const int lane = threadIdx.x % 32;
+  const int32_t first = piece.column + warpgroup * 64;
+  const int32_t second = kGated ? first : first + kHalf;
+  const int32_t row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+  float bias[2] = {};
+  float up_bias[2] = {};
+  if (!p.plain) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      bias[h] = bias_at(p, p.bias, piece.expert, first + row + 8 * h);
+      up_bias[h] = bias_at(p, kGated ? p.up_bias : p.bias, piece.expert, second + row + 8 * h);
+    }
+  }
+  if constexpr (kGated) {
+    write_columns<Weights, kColumns>(p, piece, warpgroup, first, staging, [&](int i, int h) {
+      if (p.plain) {
+        return __fdividef(sums[i], 1.0f + __expf(-sums[i])) * up_sums[i];
+      }
+      return apply(p.gate, sums[i] + bias[h], up_sums[i] + up_bias[h]);
+    });
+  } else {
+    write_columns<Weights, kColumns>(p, piece, warpgroup, first, staging, [&](int i, int h) {
+      return p.apply_gate ? apply(p.gate, 0.0f, sums[i] + bias[h]) : sums[i] + bias[h];
+    });
+    write_columns<Weights, kColumns>(p, piece, warpgroup, second, staging, [&](int i, int h) {
+      return p.apply_gate ? apply(p.gate, 0.0f, up_sums[i] + up_bias[h]) : up_sums[i] + up_bias[h];
+    });
+  }
+}
+
+template <typename Weights, bool kGated, int kColumns>
+__device__ void consume_all(const Params& p, Shared<Tile<Weights, kColumns>::kStages>& shared,
+                            uint32_t stages, char* staging, int warpgroup) {
+  Ring<Tile<Weights, kColumns>::kStages> ring;
+  const int warp_row = warpgroup * 64 + static_cast<int>(threadIdx.x / 32 % 4) * 16;
+  const int lane_row = warp_row + static_cast<int>(threadIdx.x % 32) / 4;
+  float sums[kColumns / 2];
+  float up_sums[kColumns / 2];
+  for (;;) {
+    ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
+    const Piece piece = shared.pieces[ring.stage];
+    if (piece.rows < 0) return;
+    const int32_t row = piece.column + lane_row;
+    RowScales scales(p, p.scales, piece.expert, row);
+    RowScales up_scales(p, kGated ? p.up_scales : p.scales, piece.expert,
+                        kGated ? row : row + kHalf);
+    scales.ask(0);
+    up_scales.ask(0);
+    multiply_tile<Weights, kColumns>(p, shared, stages, warp_row, scales, up_scales, ring, sums,
+                                     up_sums);
+    write_tile<Weights, kGated, kColumns>(p, piece, warpgroup, staging, sums, up_sums);
+  }
+}
+
+template <typename Weights, bool kGated, int kColumns>
+__global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) char mx_memory[];  // the swizzle counts from multiples of 1024
+  using T = Tile<Weights, kColumns>;
+  const uint32_t stages = ptx::shared_address(mx_memory);
+  char* staging = mx_memory + T::kStages * T::kStageBytes;
+  auto& shared = *reinterpret_cast<Shared<T::kStages>*>(staging + kConsumers * T::kStagingBytes);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < T::kStages; ++s) {
+      ptx::barrier_init(ptx::shared_address(&shared.full[s]), 1);
+      ptx::barrier_init(ptx::shared_address(&shared.empty[s]), kConsumers * 4);
+    }
+    ptx::fence_barrier_init();
+  }
+  __syncthreads();
+  cudaGridDependencySynchronize();
+  ptx::launch_dependents();
+  const int warpgroup = static_cast<int>(threadIdx.x / 128);
+  if (warpgroup == kConsumers) {
+    ptx::give_registers<kLoaderRegisters>();
+    if (threadIdx.x % 128 < 32) load_all<Weights, kGated, kColumns>(p, shared, stages);
+  } else {
+    ptx::take_registers<kConsumerRegisters>();
+    consume_all<Weights, kGated, kColumns>(p, shared, stages,
+                                           staging + warpgroup * T::kStagingBytes, warpgroup);
+  }
+}
+
+// ---- host --------------------------------------------------------------------------------------
+
+inline Scales to_scales(const DeviceMatrices& m) {
+  const auto* first = static_cast<const uint8_t*>(m.first.scales);
+  return {first == nullptr ? nullptr : first + m.first.scale_row_offset * m.first.scale_row_stride,
+          m.scale_expert_bytes, m.first.scale_row_stride};
+}
+
+inline bool is_plain(const HopperMxGemm& args) {
+  const GateFunction& gate = args.gate;
+  if (args.bias.first.data != nullptr || args.up_bias.first.data != nullptr) return false;
+  return !args.gated ||
+         (gate.activation == Activation::kSilu && !gate.has_limit && !gate.has_alpha);
+}
+
+inline Params to_params(const HopperMxGemm& args, int box_rows) {
+  const int64_t columns = args.gated ? kHalf : 2 * kHalf;
+  Params p = {};
+  p.rows = make_tensor_map({DType::kBF16, args.rows, args.k, args.max_rows, 1, args.k, 0}, box_rows,
+                           false);
+  p.weights = args.weights;
+  p.up_weights = args.up_weights;
+  p.scales = to_scales(args.scales);
+  p.up_scales = to_scales(args.up_scales);
+  p.expert_offsets = args.expert_offsets;
+  p.num_experts = static_cast<int32_t>(args.num_experts);
+  p.n = static_cast<int32_t>(args.n);
+  p.column_tiles = static_cast<int32_t>((args.n + columns - 1) / columns);
+  p.k_tiles = static_cast<int32_t>(args.k / kTileK);
+  p.plain = is_plain(args);
+  p.apply_gate = args.apply_gate;
+  p.out_placed = args.out_placed;
+  p.gate = args.gate;
+  p.bias_dtype = args.bias_dtype;
+  p.bias = args.bias;
+  p.up_bias = args.up_bias;
+  p.out = static_cast<__nv_bfloat16*>(args.out);
+  return p;
+}
+
+template <typename Weights, bool kGated, int kColumns>
+void launch_gemm(const HopperMxGemm& args, const Stream& stream) {
+  using T = Tile<Weights, kColumns>;
+  const auto kernel = gemm_kernel<Weights, kGated, kColumns>;
+  allow_shared_memory(kernel, kSharedBytes<T>);
+  const int blocks = properties_of(stream.device.index).num_multiprocessors;
+  launch("hopper_mx_gemm", kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+         kSharedBytes<T>, stream_of(stream), Launch::kDependent, to_params(args, kColumns));
+}
+
+template <typename Weights, int kColumns>
+void launch_gemm(const HopperMxGemm& args, const Stream& stream) {
+  args.gated ? launch_gemm<Weights, true, kColumns>(args, stream)
+             : launch_gemm<Weights, false, kColumns>(args, stream);
+}
+
+/// Rows an expert, on average, decide how many are multiplied at a time: decoding is done for each
+/// tile, products for whole tiles.
+template <typename Weights>
+void launch_format(const HopperMxGemm& args, const Stream& stream) {
+  const int64_t rows = args.max_rows / args.num_experts;
+  if (rows <= 24) return launch_gemm<Weights, 32>(args, stream);
+  if (rows <= 48) return launch_gemm<Weights, 64>(args, stream);
+  launch_gemm<Weights, 128>(args, stream);
+}
+
+void run_fp4(const HopperMxGemm& args, const Stream& stream);
+void run_mxfp8(const HopperMxGemm& args, const Stream& stream);
+
+}  // namespace mx
+}  // namespace cadre::cuda
