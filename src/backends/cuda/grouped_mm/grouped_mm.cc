@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "backends/cuda/device/check.h"
 #include "backends/cuda/device/device_runtime.h"
 #include "backends/cuda/grouped_mm/choose_path.h"
 #include "backends/cuda/grouped_mm/weight_layout.h"
@@ -88,10 +87,8 @@ class Call {
         tokens_(tokens),
         stream_(stream),
         num_rows_(tokens.top_k_index.numel()),
-        counts_(experts.path == GroupedPath::kHopper
-                    ? cleared_counts(config_, num_rows_, workspace, stream)
-                    : nullptr),
-        plan_(plan_routing(tokens.top_k_index, config_.num_experts, workspace, stream)),
+        plan_(plan_routing(tokens.top_k_index, config_.num_experts, workspace, stream,
+                           num_counts(config_, num_rows_))),
         y_dtype_(dtype_for_results(num_rows_ * config_.hidden_size)),
         wide_(workspace.allocate(static_cast<size_t>(num_rows_ * config_.hidden_size) *
                                  size_of(y_dtype_))),
@@ -124,16 +121,6 @@ class Call {
   }
 
  private:
-  // Ahead of the plan: cleared between plan and product, they would part the two.
-  static uint32_t* cleared_counts(const ExpertsConfig& c, int64_t num_rows, Workspace& workspace,
-                                  const Stream& stream) {
-    auto* counts = workspace.allocate<uint32_t>(num_counts(c, num_rows));
-    CADRE_CUDA_CHECK(
-        cudaMemsetAsync(counts, 0, static_cast<size_t>(num_counts(c, num_rows)) * sizeof(uint32_t),
-                        stream_of(stream)));
-    return counts;
-  }
-
   DType dtype_for_results(int64_t count) const {
     if (quantizes(experts_.query) && tokens_.output.dtype() == DType::kF32) return DType::kF32;
     const bool is_small = count * 4 <= kMaxFloatResults;
@@ -147,7 +134,7 @@ class Call {
   void hopper_products() {
     const DeviceWeights& w = experts_.device;
     HopperGemm up = hopper_gemm_base();
-    up.counts = counts_ + 1;
+    up.counts = plan_.counters + hopper_gemm_counts(false, num_rows_, config_.num_experts);
     up.n = config_.intermediate_size;
     up.k = config_.hidden_size;
     up.pair_of_row = plan_.pair_of_row;
@@ -168,7 +155,7 @@ class Call {
     hopper_gemm(up, stream_);
 
     HopperGemm down = hopper_gemm_base();
-    down.counts = counts_;
+    down.counts = plan_.counters;
     down.n = config_.hidden_size;
     down.k = config_.intermediate_size;
     down.rows = rows_map(h_, config_.intermediate_size);
@@ -325,7 +312,6 @@ class Call {
   const RoutedTokens& tokens_;
   const Stream& stream_;
   int64_t num_rows_;
-  uint32_t* counts_;
   RoutingPlan plan_;
   DType y_dtype_;  // of the results of down
   void* wide_;     // [num_rows_, H]
@@ -357,8 +343,8 @@ class GroupedMm : public ExpertsBackend {
     const auto element =
         static_cast<int64_t>(size_of(quantizes(query) ? DType::kF32 : query.compute_dtype));
     const auto padded = [](int64_t bytes) { return Workspace::padded(static_cast<size_t>(bytes)); };
-    return padded(Call::num_counts(query.config, pairs) * static_cast<int64_t>(sizeof(uint32_t))) +
-           routing_plan_bytes(pairs, query.config.num_experts) +
+    return routing_plan_bytes(pairs, query.config.num_experts,
+                              Call::num_counts(query.config, pairs)) +
            padded(std::max(pairs * query.config.hidden_size * element,
                            std::min(pairs * query.config.hidden_size * 4, kMaxFloatResults))) +
            padded(pairs * query.config.intermediate_size *

@@ -17,12 +17,15 @@ class Gatherer {
         chunk_(static_cast<int32_t>(threadIdx.x % 8)),
         first_(static_cast<int32_t>(threadIdx.x % 128 / 8)) {}
 
-  __device__ void start_tile(const Piece& piece) {
+  /// Asks for the tile's rows; know_rows() waits for the answer.
+  __device__ void ask_for_rows(const Piece& piece) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int32_t row = first_ + i * kRowStep;
       token_[i] = row < piece.rows ? p_.pair_of_row[piece.row + row] : -1;
     }
+  }
+  __device__ void know_rows() {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (token_[i] >= 0) token_[i] /= p_.top_k;
@@ -59,28 +62,37 @@ __device__ void gather_all(const Params& p, Shared& shared, uint32_t stages) {
   const uint32_t rank = ptx::cluster_rank();
   const bool leader = threadIdx.x % 128 == 0;
   const ClaimTimes times(p.k_tiles);
-  Claims claims(p, shared, rank);
-  Schedule schedule(p, rank);
+  Claims<kClusterOf<Rows::kGather>> claims(p, shared, rank);
+  Schedule<kClusterOf<Rows::kGather>> schedule(p, rank);
   Gatherer gatherer(p);
   Place place;
   Ring ring;
-  bool more = schedule.find(Claims::first(), place);
+  bool more = schedule.find(claims.first(), place);
+  int32_t ahead = 0;  // stages whose weights are on their way before the rows are known
+  if (more && leader) {
+    shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);  // before the first arrival
+    ahead = load_first_weights<kGated>(p, shared, stages, place, rank, 2 * kWeightBoxBytes);
+  }
   while (more) {
-    gatherer.start_tile(place.piece);
+    gatherer.ask_for_rows(place.piece);
     for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
       const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);
       const uint32_t address = stage_address(stages, ring.stage);
       ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
       if (leader) {
-        if (t == 0) shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);
-        ptx::arrive_expect_bytes(full, 2 * kWeightBoxBytes);
-        load_weights<kGated>(p, place, rank, t * kTileK, address + kRowBytes, full);
+        if (t == 0 && ahead == 0) shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);
+        if (t >= ahead) {
+          ptx::arrive_expect_bytes(full, 2 * kWeightBoxBytes);
+          load_weights<kGated>(p, place, rank, t * kTileK, address + kRowBytes, full);
+        }
         if (t == times.take) claims.take();
         if (t == times.send) claims.send();
       }
       __syncwarp();
+      if (t == 0) gatherer.know_rows();  // the weights need not wait for them
       gatherer.load(t * kTileK, address, full);
     }
+    ahead = 0;
     more = schedule.find(claims.receive(), place);
   }
   const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);

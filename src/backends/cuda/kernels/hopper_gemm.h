@@ -30,7 +30,7 @@ struct HopperGemm {
   // Device [E + 1]. Complete before the kernel ahead of this one in the stream began, unless rows
   // are to be sorted: it is read while that one ends.
   const int32_t* expert_offsets = nullptr;
-  uint32_t* counts = nullptr;  // device, hopper_gemm_counts() of them, 0 before the call
+  uint32_t* counts = nullptr;  // device, hopper_gemm_counts() of them, 0 when the kernel ahead ends
   int64_t n = 0;               // columns of out; a multiple of 8
   int64_t k = 0;
   int64_t max_rows = 0;

@@ -1,6 +1,7 @@
-// One persistent kernel: clusters of two CTAs, each with a warpgroup that loads (hopper_load.cuh)
-// and two that multiply 64 rows x 256 columns each and write (hopper_write.cuh), in the order of
-// hopper_schedule.cuh. The CTAs of a cluster share either weights or rows, loaded once for both.
+// One persistent kernel: CTAs, each with a warpgroup that loads (hopper_load.cuh) and two that
+// multiply 64 rows x 256 columns each and write (hopper_write.cuh), in the order of
+// hopper_schedule.cuh. Unless rows are gathered, clusters of two CTAs share either weights or rows,
+// loaded once for both.
 #include "backends/cuda/device/device_runtime.h"
 #include "backends/cuda/kernels/hopper_gather.cuh"
 #include "backends/cuda/kernels/hopper_load.cuh"
@@ -15,9 +16,10 @@ namespace {
 constexpr int kLoaderRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 
+template <Rows kRows>
 __device__ void release(Shared& shared, int stage) {
   const uint32_t lane = threadIdx.x % 32;
-  if (lane < kClusterSize) {
+  if (lane < kClusterOf<kRows>) {
     ptx::arrive_in_cluster(ptx::address_in_cta(ptx::shared_address(&shared.empty[stage]), lane));
   }
 }
@@ -47,20 +49,21 @@ __device__ void multiply_tile(const Params& p, Shared& shared, uint32_t stages, 
     multiply_stage<T>(sums, address + warpgroup * kRowBoxBytes, address + kRowBytes, t > 0);
     if (t > 0) {
       ptx::wgmma_wait<1>();
-      release(shared, before);
+      release<kRows>(shared, before);
     }
     before = ring.stage;
   }
   ptx::wgmma_wait<0>();
   ptx::pin(sums);
-  release(shared, before);
+  release<kRows>(shared, before);
 }
 
+template <Rows kRows>
 __device__ void skip_tile(const Params& p, Shared& shared, Ring& ring) {
   for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
     if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
     __syncwarp();
-    release(shared, ring.stage);
+    release<kRows>(shared, ring.stage);
   }
 }
 
@@ -74,7 +77,7 @@ __device__ void consume_all(const Params& p, Shared& shared, uint32_t stages, ch
     const Piece piece = shared.pieces[ring.stage];
     if (piece.rows < 0) return;
     if (piece.rows <= warpgroup * 64) {
-      skip_tile(p, shared, ring);
+      skip_tile<kRows>(p, shared, ring);
       continue;
     }
     multiply_tile<T, kRows>(p, shared, stages, warpgroup, ring, sums);
@@ -83,7 +86,7 @@ __device__ void consume_all(const Params& p, Shared& shared, uint32_t stages, ch
 }
 
 template <typename T, bool kGated, Rows kRows>
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kClusterOf<kRows>, 1, 1) __launch_bounds__(kThreads, 1)
     gemm_kernel(const __grid_constant__ Params p) {
   extern __shared__ char raw[];
   const uint32_t raw_address = ptx::shared_address(raw);
@@ -93,7 +96,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(ptx::shared_address(&shared.full[s]), kRows == Rows::kGather ? 1 + 128 : 1);
-      ptx::barrier_init(ptx::shared_address(&shared.empty[s]), kConsumers * 4 * kClusterSize);
+      ptx::barrier_init(ptx::shared_address(&shared.empty[s]), kConsumers * 4 * kClusterOf<kRows>);
     }
     for (int m = 0; m < kMails; ++m) {
       ptx::barrier_init(ptx::shared_address(&shared.mail_there[m]), 1);
@@ -134,8 +137,8 @@ template <typename T, bool kGated, Rows kRows>
 void launch_gemm(const Params& p, const Stream& stream) {
   const auto kernel = gemm_kernel<T, kGated, kRows>;
   allow_shared_memory(kernel, kSharedBytes);
-  const int clusters = properties_of(stream.device.index).num_multiprocessors / kClusterSize;
-  launch("hopper_gemm", kernel, dim3(static_cast<unsigned>(clusters * kClusterSize)),
+  const int clusters = properties_of(stream.device.index).num_multiprocessors / kClusterOf<kRows>;
+  launch("hopper_gemm", kernel, dim3(static_cast<unsigned>(clusters * kClusterOf<kRows>)),
          dim3(kThreads), kSharedBytes, stream_of(stream), Launch::kDependent, p);
 }
 

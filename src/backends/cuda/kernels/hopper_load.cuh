@@ -95,11 +95,11 @@ __device__ void load_all(const Params& p, Shared& shared, uint32_t stages) {
   const uint32_t rank = ptx::cluster_rank();
   const bool leader = threadIdx.x % 32 == 0;
   const ClaimTimes times(p.k_tiles);
-  Claims claims(p, shared, rank);
-  Schedule schedule(p, rank);
+  Claims<kClusterOf<kRows>> claims(p, shared, rank);
+  Schedule<kClusterOf<kRows>> schedule(p, rank);
   Place place;
   Ring ring;
-  bool more = schedule.find(Claims::first(), place);
+  bool more = schedule.find(claims.first(), place);
   int32_t ahead = 0;  // stages whose weights are on their way
   if (more && leader) {
     shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);  // before the first arrival

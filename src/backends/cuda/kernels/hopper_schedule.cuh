@@ -1,7 +1,8 @@
 // The order of work of the Hopper grouped GEMM. A cluster's piece of work is either a pair of row
-// tiles of one expert at one column tile, or a last odd row tile at two column tiles. Pieces of an
-// expert follow each other rows first, so that its weights come from memory once. Clusters take the
-// next piece when they are about to be done with theirs: pieces differ in length.
+// tiles of one expert at one column tile, or a last odd row tile at two column tiles; that of a CTA
+// on its own is one row tile at one column tile. Pieces of an expert follow each other rows first,
+// so that its weights come from memory once. Clusters take the next piece when they are about to be
+// done with theirs: pieces differ in length.
 #pragma once
 
 #include "backends/cuda/kernels/hopper_sort.cuh"
@@ -15,26 +16,27 @@ struct Place {
 };
 
 /// The numbers of the cluster's pieces. One thread of its first CTA takes them and sends them to
-/// the loaders of both.
+/// the loaders of all.
+template <int kCluster>
 class Claims {
  public:
   __device__ Claims(const Params& p, Shared& shared, uint32_t rank)
       : p_(p), shared_(shared), rank_(rank) {}
 
-  __device__ static int32_t first() { return static_cast<int32_t>(blockIdx.x / kClusterSize); }
+  __device__ static int32_t first() { return static_cast<int32_t>(blockIdx.x / kCluster); }
 
   /// One thread of each CTA, once for each piece; `send` some time later, for the time it takes.
   __device__ void take() {
     ptx::arrive_expect_bytes(ptx::shared_address(&shared_.mail_there[slot_]), sizeof(int32_t));
     if (rank_ == 0) {
-      taken_ = static_cast<int32_t>(gridDim.x / kClusterSize + atomicAdd(p_.claimed, 1u));
+      taken_ = static_cast<int32_t>(gridDim.x / kCluster + atomicAdd(p_.claimed, 1u));
     }
   }
   __device__ void send() {
     if (rank_ != 0) return;
     const uint32_t mail = ptx::shared_address(&shared_.mail[slot_]);
     const uint32_t there = ptx::shared_address(&shared_.mail_there[slot_]);
-    for (uint32_t cta = 0; cta < kClusterSize; ++cta) {
+    for (uint32_t cta = 0; cta < kCluster; ++cta) {
       ptx::store_in_cluster(ptx::address_in_cta(mail, cta), taken_,
                             ptx::address_in_cta(there, cta));
     }
@@ -62,6 +64,7 @@ class Claims {
 
 /// Finds pieces by their numbers, which ascend. All lanes of a warp together: a lane knows one of
 /// 32 experts.
+template <int kCluster>
 class Schedule {
  public:
   __device__ Schedule(const Params& p, uint32_t rank) : p_(p), rank_(static_cast<int32_t>(rank)) {
@@ -90,7 +93,9 @@ class Schedule {
     first_row_ = p_.expert_offsets[expert];
     rows_ = p_.expert_offsets[min(expert + 1, p_.num_experts)] - first_row_;
     const int32_t tiles = (rows_ + kTileRows - 1) / kTileRows;
-    const int32_t pieces = tiles / 2 * p_.column_tiles + tiles % 2 * ((p_.column_tiles + 1) / 2);
+    const int32_t pieces =
+        kCluster == 1 ? tiles * p_.column_tiles
+                      : tiles / 2 * p_.column_tiles + tiles % 2 * ((p_.column_tiles + 1) / 2);
     int32_t sum = pieces;
     for (int step = 1; step < 32; step *= 2) {
       const int32_t below = __shfl_up_sync(~0u, sum, step);
@@ -103,6 +108,11 @@ class Schedule {
   __device__ void place_in_expert(int32_t expert, int32_t first_row, int32_t rows, int32_t rest,
                                   Place& place) const {
     const int32_t tiles = (rows + kTileRows - 1) / kTileRows;
+    if (kCluster == 1) {
+      place.pair = false;
+      place_tile(expert, first_row, rows, rest % tiles, rest / tiles, place);
+      return;
+    }
     const int32_t pairs = tiles / 2;
     const int32_t groups = max(1, (pairs + p_.group_pairs - 1) / p_.group_pairs);
     const int32_t group = min(rest / (p_.group_pairs * p_.column_tiles), groups - 1);
@@ -122,6 +132,11 @@ class Schedule {
     } else {
       column += rank_;
     }
+    place_tile(expert, first_row, rows, tile, column, place);
+  }
+
+  __device__ static void place_tile(int32_t expert, int32_t first_row, int32_t rows, int32_t tile,
+                                    int32_t column, Place& place) {
     const int32_t row = tile * kTileRows;
     place.count = count_of_tile(expert, first_row, tile);
     place.piece = {first_row + row, min(kTileRows, rows - row), column, expert};

@@ -17,13 +17,18 @@ enum class Rows {
   kGather,  // tokens, each tile from where they lie
 };
 
+/// CTAs that share rows or weights. Gathered rows are not shared, and calls that gather have few
+/// rows an expert: there a CTA is on its own and waits for no other.
+inline constexpr int kClusterSize = 2;
+template <Rows kRows>
+inline constexpr int kClusterOf = kRows == Rows::kGather ? 1 : kClusterSize;
+
 inline constexpr int kTileRows = 128;
 inline constexpr int kTileColumns = 256;  // of the weights: with a gate 128 of gate and 128 of up
 inline constexpr int kTileK = 64;         // 128 bytes, the width of the swizzle
 inline constexpr int kStages = 4;
 inline constexpr int kConsumers = 2;  // warpgroups
 inline constexpr int kThreads = 128 * (kConsumers + 1);
-inline constexpr int kClusterSize = 2;
 inline constexpr uint32_t kRowBoxBytes = kHopperRowBox * kTileK * 2;
 inline constexpr uint32_t kWeightBoxBytes = kHopperWeightBox * kTileK * 2;
 inline constexpr uint32_t kRowBytes = kTileRows * kTileK * 2;

@@ -35,6 +35,15 @@ int64_t num_tiles_for(int64_t num_pairs, int64_t num_experts) {
 
 // ---- kernels -----------------------------------------------------------------------------------
 
+/// By all threads of the grid, after the wait for the kernel before, which may still count.
+__device__ void clear_counters(const RoutingPlan& plan) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < plan.num_counters;
+       i += step) {
+    plan.counters[i] = 0;
+  }
+}
+
 template <typename Id>
 __global__ void __launch_bounds__(kMaxWarpsOfOneBlock * 32, 1)
     plan_in_one_block(Ids<Id> ids, int rounds, RoutingPlan plan) {
@@ -51,6 +60,7 @@ __global__ void __launch_bounds__(kMaxWarpsOfOneBlock * 32, 1)
   __syncthreads();
   sum_over_warps(shared.counts, num_warps, ids.num_experts, shared.totals);
   __syncthreads();
+  clear_counters(plan);
   const int num_rows =
       add_first_rows(shared.totals, ids.num_experts, shared.rows, plan.expert_offsets, scratch);
   // Sorted in shared memory first: scattered writes to the device's are slow from one block.
@@ -179,6 +189,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   let_next_kernel_start();
   sum_over_tiles(tiles, ids.num_experts, shared.parts, shared.rows, shared.totals);
   __syncthreads();
+  clear_counters(plan);
   const int num_rows = add_first_rows(shared.totals, ids.num_experts, shared.rows,
                                       blockIdx.x == 0 ? plan.expert_offsets : nullptr, scratch);
   for (uint32_t first = begin; first < end; first += chunk_pairs) {
@@ -260,15 +271,15 @@ size_t ints(int64_t count) { return Workspace::padded(static_cast<size_t>(count)
 
 }  // namespace
 
-size_t routing_plan_bytes(int64_t num_pairs, int64_t num_experts) {
+size_t routing_plan_bytes(int64_t num_pairs, int64_t num_experts, int64_t num_counters) {
   const size_t counts = fits_one_block(num_pairs, num_experts)
                             ? 0
                             : ints(pitch_for(num_experts) * num_tiles_for(num_pairs, num_experts));
-  return ints(num_experts + 1) + 2 * ints(num_pairs) + counts;
+  return ints(num_experts + 1) + 2 * ints(num_pairs) + ints(num_counters) + counts;
 }
 
 RoutingPlan plan_routing(const TensorView& top_k_index, int64_t num_experts, Workspace& workspace,
-                         const Stream& stream) {
+                         const Stream& stream, int64_t num_counters) {
   CADRE_ASSERT(num_experts >= 1 && num_experts <= kMaxRoutedExperts);
   CADRE_ASSERT(top_k_index.dtype() == DType::kI32 || top_k_index.dtype() == DType::kI64);
   const int64_t num_pairs = top_k_index.dim(0) * top_k_index.dim(1);
@@ -281,6 +292,8 @@ RoutingPlan plan_routing(const TensorView& top_k_index, int64_t num_experts, Wor
   plan.expert_offsets = workspace.allocate<int32_t>(num_experts + 1);
   plan.pair_of_row = workspace.allocate<int32_t>(num_pairs);
   plan.row_of_pair = workspace.allocate<int32_t>(num_pairs);
+  plan.counters = workspace.allocate<uint32_t>(num_counters);
+  plan.num_counters = num_counters;
   if (top_k_index.dtype() == DType::kI32) {
     plan_as<int32_t>(top_k_index, num_experts, plan, workspace, stream_of(stream));
   } else {

@@ -107,13 +107,14 @@ class Routing : public Gpu {
     const auto memory = to_device(rows);
     const TensorView index(memory.get(), sizeof(Id) == 4 ? DType::kI32 : DType::kI64,
                            {tokens, top_k}, {top_k + gap, 1}, kDevice);
-    const size_t bytes = routing_plan_bytes(pairs, experts);
+    const int64_t counters = pairs % 7 * 1000;
+    const size_t bytes = routing_plan_bytes(pairs, experts, counters);
     Workspace workspace(kDevice, bytes);
     {
       const Workspace::Scope scope(workspace);
       runtime_->fill(workspace.allocate(bytes), 0x5a, bytes, stream());
     }
-    const RoutingPlan plan = plan_routing(index, experts, workspace, stream());
+    const RoutingPlan plan = plan_routing(index, experts, workspace, stream(), counters);
     EXPECT_LE(workspace.used(), bytes);
     const PlanOnHost expected = expected_plan(ids, experts);
     const auto count = static_cast<size_t>(pairs);
@@ -126,6 +127,10 @@ class Routing : public Gpu {
         << what();
     EXPECT_TRUE(to_host<int32_t>(plan.row_of_pair, count) == expected.row_of_pair) << what();
     EXPECT_TRUE(to_host<int32_t>(plan.pair_of_row, count) == expected.pair_of_row) << what();
+    const auto num_counters = static_cast<size_t>(counters);
+    EXPECT_TRUE(to_host<uint32_t>(plan.counters, num_counters) ==
+                std::vector<uint32_t>(num_counters))
+        << what();
   }
 
   std::mt19937_64 random_{7};

@@ -264,7 +264,11 @@ __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int
   }
   const TokenRows h = {static_cast<const char*>(a.h), a.h_stride * int64_t{sizeof(T)}};
   WeightStream<T, Shape, DownJob<T, Shape::kM>> stream(memory, plan, job, h, a.intermediate);
-  stream.start_weights();
+  if (Shape::kTokens == 1) {
+    stream.start_weights_slowly();  // the last chunks of `up` and its h go first
+  } else {
+    stream.start_weights();
+  }
   load_routing_weights<T>(plan, a);
   wait_for_previous_kernel();
   stream.run(INT_MAX);

@@ -69,6 +69,18 @@ class WeightStream {
     commit_copies();
   }
 
+  /// The same, a stage at a time: what is on its way delays what other blocks wait for.
+  __device__ void start_weights_slowly() {
+    Cursor at = copied_;
+#pragma unroll 1
+    for (int s = 0; s < Shape::kStages && at.left > 0; ++s) {
+      wait_copies<0>();
+      copy_weights(s, at);
+      commit_copies();
+      at.next(chunks_);
+    }
+  }
+
   /// The tokens of the first stages, and all other stages. The next kernel may start when every
   /// warp of every block has at most `signal_left` chunks to ask for.
   __device__ void run(int signal_left) {
