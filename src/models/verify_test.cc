@@ -67,6 +67,36 @@ TEST(Verify, EveryFamilyPassesOnEveryBackendAndLayer) {
   }
 }
 
+// Quantised layers are held to the arithmetic that they run in, on every backend that serves them.
+TEST(Verify, QuantisedLayersAreHeldToTheirOwnArithmetic) {
+  struct Case {
+    const char* name;
+    StorageFormat format;
+    double bound;  // in float32
+  };
+  for (const Case& c : {Case{"qwen3_moe_fp8", StorageFormat::kFp8Block, 1e-3},
+                        Case{"qwen3_moe_fp8_ue8m0", StorageFormat::kFp8Block, 1e-3},
+                        Case{"deepseek_v3_fp8", StorageFormat::kFp8Block, 1e-3},
+                        Case{"gpt_oss_mxfp4", StorageFormat::kFp4, 1e-5},
+                        Case{"deepseek_v4_fp4", StorageFormat::kFp4, 1e-5}}) {
+    SCOPED_TRACE(c.name);
+    const auto model = Model::from_pretrained(folder_of(c.name), {.dtype = DType::kF32});
+    VerifySummary summary;
+    std::set<std::string> backends;
+    for (const ExpertsCheck& check : checks_of(*model, {.num_threads = 2}, &summary)) {
+      EXPECT_EQ(check.format, c.format);
+      EXPECT_EQ(check.bound, c.bound);
+      EXPECT_TRUE(check.ok()) << check.backend << " layer " << check.layer << ": "
+                              << check.relative_error;
+      backends.insert(check.backend);
+    }
+    EXPECT_EQ(summary.num_failed, 0);
+    for (const char* name : {"eager", "batched_mm", "grouped_mm"}) {
+      EXPECT_EQ(backends.count(name), 1u) << name;
+    }
+  }
+}
+
 TEST(Verify, LayersAreTheModelsOwnNumbers) {
   const auto model = Model::from_pretrained(folder_of("qwen2_moe_dense_layers"));
   ASSERT_LT(model->info().num_moe_layers, model->info().num_layers);
