@@ -245,6 +245,11 @@ class ExpertsBackend {
   virtual std::unique_ptr<PreparedExperts> prepare(
       const ExpertsQuery& query, std::shared_ptr<const ExpertsWeights> weights) = 0;
 
+  /// How far outputs of this dtype may lie from a reference that rounds activations as the query
+  /// says: emulation_bound() above, unless the backend's instructions sum less exactly than
+  /// float32.
+  virtual double emulation_bound(const ExpertsQuery& query, DType output_dtype) const;
+
   /// Whether forward() on a GPU may be recorded into a graph: it reads nothing on the host.
   virtual bool can_be_captured() const { return true; }
 

@@ -70,4 +70,8 @@ double emulation_bound(const ExpertsQuery& query, DType output_dtype) {
   return output_dtype == DType::kBF16 ? 3e-3 : 1e-3;
 }
 
+double ExpertsBackend::emulation_bound(const ExpertsQuery& query, DType output_dtype) const {
+  return cadre::emulation_bound(query, output_dtype);
+}
+
 }  // namespace cadre

@@ -165,7 +165,7 @@ class Verifier {
       const Tensor result = to_host(stream, output.view());
       synchronize(stream);
       check.relative_error = relative_error(result, truth);
-      check.bound = emulation_bound(query, query.compute_dtype);
+      check.bound = entry.backend->emulation_bound(query, query.compute_dtype);
       add(summary, check);
       if (!on_check(check)) return false;
     }

@@ -26,7 +26,7 @@ struct ExpertsCheck {
   DType compute_dtype = DType::kF32;
   StorageFormat format = StorageFormat::kF32;
   double relative_error = 0;  // NaN when the result holds one
-  double bound = 0;           // as emulation_bound()
+  double bound = 0;           // the backend's emulation_bound()
   double seconds = 0;         // of one forward, the weights read once before
 
   bool ok() const { return relative_error <= bound; }

@@ -57,8 +57,8 @@ std::vector<double> exact_reference_of(const ExpertsCase& c) {
   return reference;
 }
 
-double bound_of(const ExpertsCase& c) {
-  return emulation_bound(c.query(), c.tokens().output.dtype());
+double bound_of(const ExpertsCase& c, const ExpertsBackend& backend) {
+  return backend.emulation_bound(c.query(), c.tokens().output.dtype());
 }
 
 namespace {
@@ -102,8 +102,8 @@ std::string check_against(const std::vector<double>& reference, ExpertsBackend& 
     return str_cat("threw: ", e.what(), "; ", describe(c.params()));
   }
   const bool is_emulated = query.activation_scheme != ActivationScheme::kNone;
-  const std::string text =
-      deviation(out, reference, bound_of(c), is_emulated ? "emulation" : "stated", c.params());
+  const std::string text = deviation(out, reference, bound_of(c, backend),
+                                     is_emulated ? "emulation" : "stated", c.params());
   if (!text.empty() || exact.empty()) return text;
   return deviation(out, exact, kBoundOfDynamicActivations, "stated", c.params());
 }

@@ -28,10 +28,10 @@ std::vector<double> reference_of(const ExpertsCase& c);
 /// The same with activations as they are; empty where that is no different.
 std::vector<double> exact_reference_of(const ExpertsCase& c);
 
-/// What |out - reference_of| / |reference_of| must not exceed.
-double bound_of(const ExpertsCase& c);
+/// What |out - reference_of| / |reference_of| must not exceed, as the backend states it.
+double bound_of(const ExpertsCase& c, const ExpertsBackend& backend);
 
-/// Empty when the backend's output lies within bound_of(c) of `reference` and, where it is given,
+/// Empty when the backend's output lies within its bound of `reference` and, where it is given,
 /// within stated_bound of `exact`, and everything was written; otherwise what is wrong, the worst
 /// element and the case.
 std::string check_against(const std::vector<double>& reference, ExpertsBackend& backend,

@@ -134,6 +134,15 @@ TEST(Checker, CatchesActivationsThatAreNotQuantised) {
   EXPECT_NE(text.find("above the emulation bound 0.001"), std::string::npos) << text;
 }
 
+TEST(Checker, AsksTheBackendForItsBound) {
+  class Coarse : public ReferenceBackend {
+   public:
+    Coarse() : ReferenceBackend(ActivationScheme::kNone) {}
+    double emulation_bound(const ExpertsQuery&, DType) const override { return 0.1; }
+  };
+  EXPECT_EQ(quantized_verdict(Coarse()), "");
+}
+
 TEST(Checker, CatchesScalesOfTheWrongBlock) {
   const std::string text = quantized_verdict(ReferenceBackend(ActivationScheme::kDynamic, true));
   EXPECT_NE(text.find("above the emulation bound"), std::string::npos) << text;

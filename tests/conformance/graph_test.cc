@@ -34,7 +34,7 @@ class Graph : public DeviceTest {
         reroute(c, change);
         const std::vector<double> reference = reference_of(c);
         const auto out = call.replay();
-        EXPECT_LE(cadre::test::relative_error(out, reference), bound_of(c))
+        EXPECT_LE(cadre::test::relative_error(out, reference), bound_of(c, *entry.backend))
             << "replay with routing " << change;
         const auto again = call.run();
         EXPECT_EQ(std::memcmp(out.data(), again.data(), out.size() * sizeof(double)), 0)

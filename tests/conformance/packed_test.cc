@@ -31,10 +31,10 @@ class Packed : public testing::Test {
     for (const BackendEntry& entry : runnable_backends()) {
       const auto in_place =
           run_backend(*entry.backend, c.query(), c.weights(), c.tokens(), stream_);
-      EXPECT_LE(relative_error(c.tokens().output, reference), bound_of(c))
+      EXPECT_LE(relative_error(c.tokens().output, reference), bound_of(c, *entry.backend))
           << entry.name << " in place " << describe(params);
       const auto out = run_backend(*entry.backend, c.query(), packed, c.tokens(), stream_);
-      EXPECT_LE(relative_error(c.tokens().output, reference), bound_of(c))
+      EXPECT_LE(relative_error(c.tokens().output, reference), bound_of(c, *entry.backend))
           << entry.name << " " << describe(params);
       EXPECT_EQ(std::memcmp(out.data(), in_place.data(), out.size() * sizeof(double)), 0)
           << entry.name << " " << describe(params);
