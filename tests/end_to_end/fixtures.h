@@ -17,7 +17,8 @@ namespace cadre::test {
 inline const std::vector<std::string> kModels = {"qwen2_moe",  "qwen3_moe", "mixtral",
                                                  "olmoe",      "glm4_moe",  "granitemoe",
                                                  "minimax_m2", "gpt_oss"};
-inline const std::vector<std::string> kCpuBackends = {"eager", "batched_mm", "grouped_mm"};
+inline const std::vector<std::string> kCpuBackends = {"eager", "batched_mm", "grouped_mm",
+                                                      "deepgemm"};
 
 /// A device that no machine has, and the exit status of a command that is asked to run on it: not
 /// served by a build without CUDA, else a failing device.
