@@ -43,7 +43,7 @@ inline constexpr int64_t kMaxQuantizedRows = 16;
 /// 16 bytes.
 bool takes_quantized_rows(const QuantizedGemm& product);
 
-/// quantized_gemm() of one group without a gate, weights read once for every four rows.
+/// quantized_gemm() of one group without a gate, weights read once for every eight rows.
 void quantized_rows(const QuantizedGemm& product, const Stream& stream);
 
 }  // namespace cadre::cuda

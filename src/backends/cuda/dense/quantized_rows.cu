@@ -1,9 +1,11 @@
-// Quantised weights and a few rows of x: a warp has two rows of W, a lane 16 neighbours of K at a
-// time, whose sum of products takes the scales and is added in float32.
+// Quantised weights and a few rows of x: a warp has four rows of W, a lane 16 neighbours of K at a
+// time, whose sum of products takes the scales and is added in float32. The codes of the next 512
+// of K are on their way meanwhile.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "backends/cuda/dense/quantized_linear.h"
 #include "backends/cuda/kernels/launch.h"
@@ -13,24 +15,21 @@ namespace cadre::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kWeightRows = 2;  // of a warp
+constexpr int kWeightRows = 4;  // of a warp
 constexpr int kRowsOfBlock = kThreads / 32 * kWeightRows;
 constexpr int kValues = 16;  // of K, a lane
-constexpr int kRowsAtOnce = 4;
 
-__device__ void decode_e4m3(const uint8_t* from, float (&values)[kValues]) {
-  const uint4 codes = *reinterpret_cast<const uint4*>(from);
+__device__ void decode_e4m3(uint4 codes, float (&values)[kValues]) {
   const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
   for (int i = 0; i < kValues; i += 2) {
-    const float2 two = __half22float2(e4m3_pair(words[i / 4] >> i % 4 * 8));
+    const float2 two = __half22float2(e4m3_pair(words[i / 4] >> i % 4 * 8 & 0xffffu));
     values[i] = two.x;
     values[i + 1] = two.y;
   }
 }
 
-__device__ void decode_e2m1(const uint8_t* from, float (&values)[kValues]) {
-  const uint2 codes = *reinterpret_cast<const uint2*>(from);
+__device__ void decode_e2m1(uint2 codes, float (&values)[kValues]) {
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
     values[i] = e2m1_value((i < 8 ? codes.x : codes.y) >> i % 8 * 4);
@@ -55,7 +54,7 @@ __device__ void load_x(const QuantizedGemm& args, int64_t row, int64_t k,
   const PortableGemm& gemm = args.gemm;
   const int64_t at = row * gemm.x_stride + k;
   if (args.x_scales != nullptr) {
-    decode_e4m3(static_cast<const uint8_t*>(gemm.x) + at, values);
+    decode_e4m3(*reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(gemm.x) + at), values);
   } else if (gemm.dtype == DType::kBF16) {
     load_values<__nv_bfloat16>(gemm.x, at, values);
   } else if (gemm.dtype == DType::kF16) {
@@ -116,20 +115,30 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int t = 0; t < kRows; ++t) row[t] = min(first_row + t, gemm.max_rows - 1);
   float sums[kRows][kWeightRows] = {};
-#pragma unroll 2
+  using Codes = std::conditional_t<kIsFp4, uint2, uint4>;
+  Codes next[kWeightRows];
+  const auto ask = [&](int64_t k) {
+#pragma unroll
+    for (int i = 0; i < kWeightRows; ++i) {
+      const auto* from = static_cast<const uint8_t*>(w.data) + n[i] * w.row_stride;
+      next[i] = *reinterpret_cast<const Codes*>(from + (kIsFp4 ? k / 2 : k));
+    }
+  };
+  if (lane * kValues < gemm.k) ask(lane * kValues);
   for (int64_t k = lane * kValues; k < gemm.k; k += 32 * kValues) {
     float weights[kWeightRows][kValues];
     float scales[kWeightRows];
 #pragma unroll
     for (int i = 0; i < kWeightRows; ++i) {
-      const auto* from = static_cast<const uint8_t*>(w.data) + n[i] * w.row_stride;
       if constexpr (kIsFp4) {
-        decode_e2m1(from + k / 2, weights[i]);
+        decode_e2m1(next[i], weights[i]);
       } else {
-        decode_e4m3(from + k, weights[i]);
+        decode_e4m3(next[i], weights[i]);
       }
-      scales[i] = scale_at(args, n[i], k);
     }
+    if (k + 32 * kValues < gemm.k) ask(k + 32 * kValues);
+#pragma unroll
+    for (int i = 0; i < kWeightRows; ++i) scales[i] = scale_at(args, n[i], k);
 #pragma unroll
     for (int t = 0; t < kRows; ++t) {
       float x[kValues];
@@ -192,8 +201,10 @@ void quantized_rows(const QuantizedGemm& product, const Stream& stream) {
   const bool is_fp4 = product.format == StorageFormat::kFp4;
   if (product.gemm.max_rows == 1) {
     is_fp4 ? run<1, true>(product, stream) : run<1, false>(product, stream);
+  } else if (product.gemm.max_rows <= 4) {
+    is_fp4 ? run<4, true>(product, stream) : run<4, false>(product, stream);
   } else {
-    is_fp4 ? run<kRowsAtOnce, true>(product, stream) : run<kRowsAtOnce, false>(product, stream);
+    is_fp4 ? run<8, true>(product, stream) : run<8, false>(product, stream);
   }
 }
 

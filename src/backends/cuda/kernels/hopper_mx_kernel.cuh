@@ -73,7 +73,7 @@ struct Params {
   int32_t n;
   int32_t column_tiles;
   int32_t k_tiles;
-  bool plain;  // no bias; a gate function is SwiGLU
+  bool plain;  // no bias; the gate function, if there is one, is SwiGLU
   bool apply_gate;
   bool out_placed;
   GateFunction gate;
@@ -324,14 +324,50 @@ __device__ inline float bias_at(const Params& p, const DeviceVectors& biases, in
   return __half2float(static_cast<const __half*>(v.data)[at]);
 }
 
-// 64 columns of out from `column` on. value(i, h): of the sums [i] and half h of the warp's 16 rows
-// of weights. Sum [4 j + 2 h + i] is weight row (lane / 4 + 8 h), token (8 j + 2 (lane % 4) + i).
-template <typename Weights, int kColumns, typename Value>
+// Biases and every gate function, in a rolled loop over sums in shared memory: each thread has
+// kColumns / 4 words there, which hold a quarter of its sums.
+template <bool kGated, int kColumns>
+__device__ void apply_special(const Params& p, const float (&bias)[2], const float (&up_bias)[2],
+                              float* staging, float (&sums)[kColumns / 2],
+                              float (&up_sums)[kColumns / 2]) {
+  constexpr int kCount = kColumns / 8;  // of either kind at a time
+  float* own = staging + threadIdx.x % 128;
+  float* up = own + 128 * kCount;
+#pragma unroll
+  for (int first = 0; first < kColumns / 2; first += kCount) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      own[128 * i] = sums[first + i];
+      up[128 * i] = up_sums[first + i];
+    }
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) {
+      const int h = (first + i) / 2 % 2;
+      const float value = own[128 * i] + (h == 0 ? bias[0] : bias[1]);
+      const float up_value = up[128 * i] + (h == 0 ? up_bias[0] : up_bias[1]);
+      if (kGated) {
+        own[128 * i] = apply(p.gate, value, up_value);
+      } else {
+        own[128 * i] = p.apply_gate ? apply(p.gate, 0.0f, value) : value;
+        up[128 * i] = p.apply_gate ? apply(p.gate, 0.0f, up_value) : up_value;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sums[first + i] = own[128 * i];
+      if (!kGated) up_sums[first + i] = up[128 * i];
+    }
+  }
+}
+
+// 64 columns of out from `column` on. Value [4 j + 2 h + i] is weight row (lane / 4 + 8 h) of the
+// warp's 16, token (8 j + 2 (lane % 4) + i).
+template <typename Weights, int kColumns>
 __device__ void write_columns(const Params& p, const Piece& piece, int warpgroup, int32_t column,
-                              char* staging, Value value) {
+                              char* staging, const float (&values)[kColumns / 2]) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32 % 4;
-  synchronize_warpgroup(warpgroup);  // what was staged before has been written
+  synchronize_warpgroup(warpgroup);  // what was staged before has been read
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = warp * 16 + lane / 4 + 8 * h;
@@ -342,7 +378,7 @@ __device__ void write_columns(const Params& p, const Piece& piece, int warpgroup
       for (int i = 0; i < 2; ++i) {
         const int token = 8 * j + 2 * (lane % 4) + i;
         *reinterpret_cast<__nv_bfloat16*>(staging + staged(token, place / 8) + place % 8 * 2) =
-            __float2bfloat16(value(4 * j + 2 * h + i, h));
+            __float2bfloat16(values[4 * j + 2 * h + i]);
       }
     }
   }
@@ -359,36 +395,29 @@ __device__ void write_columns(const Params& p, const Piece& piece, int warpgroup
 
 template <typename Weights, bool kGated, int kColumns>
 __device__ void write_tile(const Params& p, const Piece& piece, int warpgroup, char* staging,
-                           const float (&sums)[kColumns / 2],
-                           const float (&up_sums)[kColumns / 2]) {
-  const int lane = threadIdx.x % 32;
+                           float (&sums)[kColumns / 2], float (&up_sums)[kColumns / 2]) {
   const int32_t first = piece.column + warpgroup * 64;
   const int32_t second = kGated ? first : first + kHalf;
-  const int32_t row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-  float bias[2] = {};
-  float up_bias[2] = {};
   if (!p.plain) {
+    const int32_t row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    float bias[2];
+    float up_bias[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       bias[h] = bias_at(p, p.bias, piece.expert, first + row + 8 * h);
       up_bias[h] = bias_at(p, kGated ? p.up_bias : p.bias, piece.expert, second + row + 8 * h);
     }
+    synchronize_warpgroup(warpgroup);  // the tile before has been written
+    apply_special<kGated, kColumns>(p, bias, up_bias, reinterpret_cast<float*>(staging), sums,
+                                    up_sums);
+  } else if (kGated) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      sums[i] = __fdividef(sums[i], 1.0f + __expf(-sums[i])) * up_sums[i];
+    }
   }
-  if constexpr (kGated) {
-    write_columns<Weights, kColumns>(p, piece, warpgroup, first, staging, [&](int i, int h) {
-      if (p.plain) {
-        return __fdividef(sums[i], 1.0f + __expf(-sums[i])) * up_sums[i];
-      }
-      return apply(p.gate, sums[i] + bias[h], up_sums[i] + up_bias[h]);
-    });
-  } else {
-    write_columns<Weights, kColumns>(p, piece, warpgroup, first, staging, [&](int i, int h) {
-      return p.apply_gate ? apply(p.gate, 0.0f, sums[i] + bias[h]) : sums[i] + bias[h];
-    });
-    write_columns<Weights, kColumns>(p, piece, warpgroup, second, staging, [&](int i, int h) {
-      return p.apply_gate ? apply(p.gate, 0.0f, up_sums[i] + up_bias[h]) : up_sums[i] + up_bias[h];
-    });
-  }
+  write_columns<Weights, kColumns>(p, piece, warpgroup, first, staging, sums);
+  if (!kGated) write_columns<Weights, kColumns>(p, piece, warpgroup, second, staging, up_sums);
 }
 
 template <typename Weights, bool kGated, int kColumns>
@@ -454,8 +483,8 @@ inline Scales to_scales(const DeviceMatrices& m) {
 inline bool is_plain(const HopperMxGemm& args) {
   const GateFunction& gate = args.gate;
   if (args.bias.first.data != nullptr || args.up_bias.first.data != nullptr) return false;
-  return !args.gated ||
-         (gate.activation == Activation::kSilu && !gate.has_limit && !gate.has_alpha);
+  if (!args.gated) return !args.apply_gate;
+  return gate.activation == Activation::kSilu && !gate.has_limit && !gate.has_alpha;
 }
 
 inline Params to_params(const HopperMxGemm& args, int box_rows) {

@@ -276,8 +276,9 @@ __device__ inline void write_columns(const PortableGemm& gemm, int64_t row, int6
   }
 }
 
-/// sums: the tile, [kRows][kPitch] in shared memory; with kDual the up sums follow the gate's.
-template <typename T, int kRows, bool kDual>
+/// sums: the tile, [kRows][kPitch] in shared memory; with kDual the up sums follow the gate's. out
+/// is float32 or T; with kAny16 (T has 16 bits) also the other type of 16 bits.
+template <typename T, int kRows, bool kDual, bool kAny16 = false>
 __device__ inline void write_tile(const PortableGemm& gemm, const Tile& tile, const float* sums) {
   using S = Shape<T, kRows, kDual>;
   constexpr int kGroups = S::kColumns / kOutputs;
@@ -309,6 +310,8 @@ __device__ inline void write_tile(const PortableGemm& gemm, const Tile& tile, co
     }
     if (gemm.out_dtype == DType::kF32) {
       write_columns<float>(gemm, tile.first_row + r, column, values);
+    } else if (kAny16 && gemm.out_dtype == DType::kBF16) {
+      write_columns<__nv_bfloat16>(gemm, tile.first_row + r, column, values);
     } else {
       write_columns<T>(gemm, tile.first_row + r, column, values);
     }

@@ -29,10 +29,11 @@ void quantized_gemm(const QuantizedGemm& args, const Stream& stream) {
   CADRE_ASSERT(gemm.num_groups == 1 || gemm.offsets != nullptr);
   CADRE_ASSERT(!gemm.accumulate || (gemm.num_groups == 1 && gemm.out_dtype == DType::kF32));
   if (gemm.max_rows == 0 || gemm.n == 0) return;
-  // Codes are exact in every dtype of products; only out may say which.
-  const bool in_float = gemm.dtype == DType::kF32 && args.x_scales == nullptr;
-  if (in_float) return portable::run_quantized_f32(args, stream_of(stream));
-  if (gemm.dtype == DType::kF16) return portable::run_quantized_f16(args, stream_of(stream));
+  // Codes are exact in every dtype of products and fastest to have in fp16.
+  if (args.x_scales != nullptr || gemm.dtype == DType::kF16) {
+    return portable::run_quantized_f16(args, stream_of(stream));
+  }
+  if (gemm.dtype == DType::kF32) return portable::run_quantized_f32(args, stream_of(stream));
   portable::run_quantized_bf16(args, stream_of(stream));
 }
 

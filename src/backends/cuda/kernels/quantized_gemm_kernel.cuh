@@ -3,8 +3,8 @@
 //
 // K is cut into pieces of up to 32 inside which all scales are constant. A stage of shared memory
 // holds the values of one or two pieces (kStep values of K) as T, decoded on the way from
-// registers, and their scales. Each piece is summed from zero by the tensor cores; its sums times
-// the scales are added to the tile's in float32.
+// registers, and their scales. Pieces with the same scales are summed from zero by the tensor
+// cores; their sums times the scales are added to the tile's in float32.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +23,7 @@ constexpr int kPieceValues = 32;  // of K, the smallest block of any format
 struct KPiece {
   int64_t begin = 0;
   int64_t end = 0;
+  bool closes = false;  // the last one with these scales
 };
 
 template <typename T, bool kDual>
@@ -87,10 +88,17 @@ __device__ inline uint2 load_nibbles(const uint8_t* from, int count) {
 template <typename T>
 __device__ inline uint4 decode_e4m3(uint2 codes) {
   constexpr int kValues = 16 / sizeof(T);
+  if constexpr (std::is_same_v<T, __half>) {
+    const auto two = [](uint32_t word) {
+      const __half2 pair = e4m3_pair(word & 0xffffu);
+      return *reinterpret_cast<const uint32_t*>(&pair);
+    };
+    return make_uint4(two(codes.x), two(codes.x >> 16), two(codes.y), two(codes.y >> 16));
+  }
   alignas(16) T values[kValues];
 #pragma unroll
   for (int i = 0; i < kValues; i += 2) {
-    const __half2 two = e4m3_pair((i < 4 ? codes.x : codes.y) >> i % 4 * 8);
+    const __half2 two = e4m3_pair((i < 4 ? codes.x : codes.y) >> i % 4 * 8 & 0xffffu);
     values[i] = T(__low2float(two));
     values[i + 1] = T(__high2float(two));
   }
@@ -152,13 +160,14 @@ __global__ void __launch_bounds__(QuantizedShape<T, kDual>::kThreads)
                             my_matrix.scale_row_stride;
 
   const auto next_piece = [&](int64_t begin) {
-    int64_t end = min(begin + kPieceValues, gemm.k);
+    int64_t last = gemm.k;
     const auto stop_at = [&](int64_t block) {
-      if (block != 0) end = min(end, (begin / block + 1) * block);
+      if (block != 0) last = min(last, (begin / block + 1) * block);
     };
     stop_at(args.layout.block_cols);
     if (has_x_codes) stop_at(args.x_group);
-    return KPiece{begin, end};
+    const int64_t end = min(begin + kPieceValues, last);
+    return KPiece{begin, end, end == last};
   };
 
   // What a thread brings from memory for a stage: 16-byte chunks of every kPass-th row, and scales.
@@ -278,10 +287,10 @@ __global__ void __launch_bounds__(QuantizedShape<T, kDual>::kThreads)
   const int a_row = warp_row + lane % 16;
   const int b_row = kQuantizedRows + lane % 8 + lane / 16 * 8;
   float sums[S::kTilesM][S::kTilesN][4] = {};
+  float part[S::kTilesM][S::kTilesN][4] = {};
 
-  const auto multiply_piece = [&](int slot, int piece) {
+  const auto multiply_piece = [&](int slot, int piece, bool closes) {
     const uint32_t stage = shared_address(stage_at(slot));
-    float part[S::kTilesM][S::kTilesN][4] = {};
 #pragma unroll
     for (int i = 0; i < S::kChunksOfPiece; i += 2) {
       const int c = piece * S::kChunksOfPiece + i;
@@ -300,6 +309,7 @@ __global__ void __launch_bounds__(QuantizedShape<T, kDual>::kThreads)
       }
       multiply_step<T, S::kTilesM, S::kTilesN>(part, a, b);
     }
+    if (!closes) return;
     const float* x_scales = scales_at(slot, piece) + warp_row + lane / 4;
     const float* w_scales = scales_at(slot, piece) + kQuantizedRows + lane % 4 * 2;
 #pragma unroll
@@ -312,31 +322,38 @@ __global__ void __launch_bounds__(QuantizedShape<T, kDual>::kThreads)
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
           sums[i][j][q] += of_x[q / 2] * (q % 2 == 0 ? of_w.x : of_w.y) * part[i][j][q];
+          part[i][j][q] = 0;
         }
       }
     }
   };
 
   int64_t k = 0;
-  const auto take_stage = [&] {
+  const auto take_stage = [&](bool(&closes)[kPieces]) {
     KPiece pieces[kPieces];
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
       pieces[p] = next_piece(k);
+      closes[p] = pieces[p].closes;
       k = pieces[p].end;
     }
     load_stage(pieces);
   };
   if (gemm.k > 0) {
-    take_stage();
+    bool closes[kPieces];
+    take_stage(closes);
     store_stage(0);
     __syncthreads();
     bool more = true;
     for (int slot = 0; more; slot ^= 1) {
       more = k < gemm.k;
-      if (more) take_stage();
+      bool next_closes[kPieces] = {};
+      if (more) take_stage(next_closes);
 #pragma unroll
-      for (int p = 0; p < kPieces; ++p) multiply_piece(slot, p);
+      for (int p = 0; p < kPieces; ++p) {
+        multiply_piece(slot, p, closes[p]);
+        closes[p] = next_closes[p];
+      }
       if (more) store_stage(slot ^ 1);
       __syncthreads();
     }
@@ -354,7 +371,7 @@ __global__ void __launch_bounds__(QuantizedShape<T, kDual>::kThreads)
     }
   }
   __syncthreads();
-  write_tile<T, kQuantizedRows, kDual>(gemm, tile, tile_sums);
+  write_tile<T, kQuantizedRows, kDual, std::is_same_v<T, __half>>(gemm, tile, tile_sums);
 }
 
 template <typename T, bool kDual>
