@@ -1,6 +1,6 @@
-// Quantised weights and a few rows of x: a warp has four rows of W, a lane 16 neighbours of K at a
-// time, whose sum of products takes the scales and is added in float32. The codes of the next 512
-// of K are on their way meanwhile.
+// Quantised weights and a few rows of x: a warp has one to four rows of W, a lane 16 neighbours of
+// K at a time, whose sum of products takes the scales and is added in float32. The codes of the
+// next 512 of K are on their way meanwhile.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -15,8 +15,6 @@ namespace cadre::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kWeightRows = 4;  // of a warp
-constexpr int kRowsOfBlock = kThreads / 32 * kWeightRows;
 constexpr int kValues = 16;  // of K, a lane
 
 __device__ void decode_e4m3(uint4 codes, float (&values)[kValues]) {
@@ -95,8 +93,9 @@ __device__ void write(const PortableGemm& gemm, int64_t row, int64_t n, float va
   }
 }
 
-// Rows [kRows * blockIdx.y, ...) of x, of which those below max_rows are there.
-template <int kRows, bool kIsFp4>
+// Rows [kRows * blockIdx.y, ...) of x, of which those below max_rows are there; kWeightRows of W a
+// warp.
+template <int kRows, int kWeightRows, bool kIsFp4>
 __global__ void __launch_bounds__(kThreads)
     rows_kernel(const __grid_constant__ QuantizedGemm args) {
   wait_for_previous_kernel();
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   const PortableGemm& gemm = args.gemm;
   const DeviceMatrix& w = gemm.w.first;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t first_n = int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / 32 * kWeightRows;
+  const int64_t first_n = (int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32) * kWeightRows;
   if (first_n >= gemm.n) return;
   const int64_t first_row = int64_t{blockIdx.y} * kRows;
   // A row beyond the last is the last once more, and is not written.
@@ -172,12 +171,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kRows, bool kIsFp4>
+template <int kRows, int kWeightRows>
 void run(const QuantizedGemm& args, const Stream& stream) {
+  constexpr int kRowsOfBlock = kThreads / 32 * kWeightRows;
   const dim3 grid(static_cast<unsigned>((args.gemm.n + kRowsOfBlock - 1) / kRowsOfBlock),
                   static_cast<unsigned>((args.gemm.max_rows + kRows - 1) / kRows));
-  launch("quantized_rows", rows_kernel<kRows, kIsFp4>, grid, dim3(kThreads), 0, stream_of(stream),
-         Launch::kDependent, args);
+  const auto kernel = args.format == StorageFormat::kFp4 ? rows_kernel<kRows, kWeightRows, true>
+                                                         : rows_kernel<kRows, kWeightRows, false>;
+  launch("quantized_rows", kernel, grid, dim3(kThreads), 0, stream_of(stream), Launch::kDependent,
+         args);
 }
 
 bool is_aligned(const void* data, int64_t stride_bytes) {
@@ -198,14 +200,9 @@ bool takes_quantized_rows(const QuantizedGemm& product) {
 
 void quantized_rows(const QuantizedGemm& product, const Stream& stream) {
   if (product.gemm.max_rows == 0 || product.gemm.n == 0) return;
-  const bool is_fp4 = product.format == StorageFormat::kFp4;
-  if (product.gemm.max_rows == 1) {
-    is_fp4 ? run<1, true>(product, stream) : run<1, false>(product, stream);
-  } else if (product.gemm.max_rows <= 4) {
-    is_fp4 ? run<4, true>(product, stream) : run<4, false>(product, stream);
-  } else {
-    is_fp4 ? run<8, true>(product, stream) : run<8, false>(product, stream);
-  }
+  if (product.gemm.max_rows == 1) return run<1, 1>(product, stream);
+  if (product.gemm.max_rows <= 4) return run<4, 2>(product, stream);
+  run<8, 4>(product, stream);
 }
 
 }  // namespace cadre::cuda

@@ -7,7 +7,7 @@ namespace cadre::cuda {
 
 enum class GroupedPath {
   kHopper,    // kernels/hopper_gemm.h
-  kHopperMx,  // kernels/hopper_mx_gemm.h: FP4 and MXFP8 weights
+  kHopperMx,  // kernels/hopper_mx_gemm.h: quantised weights
   kPortable,  // kernels/portable_gemm.h, quantized_gemm.h: every format, layout, dtype and GPU
 };
 

@@ -68,7 +68,7 @@ DType h_dtype(const ExpertsQuery& q) { return quantizes(q) ? DType::kF32 : q.com
 int64_t pair_bytes(const ExpertsQuery& q) {
   const auto element = [](DType dtype) { return static_cast<int64_t>(size_of(dtype)); };
   return q.config.hidden_size * element(q.compute_dtype) +
-         q.config.intermediate_size * (element(h_dtype(q)) + (quantizes(q) ? 1 : 0));
+         q.config.intermediate_size * (element(h_dtype(q)) + (quantizes(q) ? 2 : 0));
 }
 
 int64_t chunk_tokens(const ExpertsQuery& q, int64_t num_tokens) {
@@ -95,10 +95,21 @@ class Call {
         h_(workspace.allocate(static_cast<size_t>(num_rows_ * config_.intermediate_size) *
                               size_of(h_dtype(experts.query)))) {
     if (!quantizes(experts.query)) return;
+    if (experts.path == GroupedPath::kHopperMx) {
+      placed_h_ = workspace.allocate<uint16_t>(num_rows_ * config_.intermediate_size);
+      row_scales_ = workspace.allocate<float>(num_row_scales(config_, num_rows_));
+      return;
+    }
     x_codes_ = allocate_activation_codes(tokens.hidden_states.dim(0), config_.hidden_size,
                                          activation_group(experts.query.format), workspace);
     h_codes_ = allocate_activation_codes(num_rows_, config_.intermediate_size,
                                          activation_group(experts.query.format), workspace);
+  }
+
+  /// Of the rows of either product of FP8 on Hopper, one after the other.
+  static int64_t num_row_scales(const ExpertsConfig& c, int64_t num_rows) {
+    const int64_t k = std::max(c.hidden_size, c.intermediate_size);
+    return num_groups(k, activation_group(StorageFormat::kFp8Block)) * row_scale_stride(num_rows);
   }
 
   static int64_t num_counts(const ExpertsConfig& c, int64_t num_rows) {
@@ -180,8 +191,19 @@ class Call {
   void mx_products() {
     const DeviceWeights& w = experts_.device;
     const StorageFormat format = experts_.query.format;
-    place_mx_rows(format, tokens_.hidden_states, plan_.pair_of_row, config_.top_k,
-                  plan_.expert_offsets + config_.num_experts, num_rows_, wide_, stream_);
+    if (quantizes(experts_.query)) {
+      QuantizeRows x = rows_to_quantize(config_.hidden_size);
+      x.dtype = dtype_;
+      x.x = tokens_.hidden_states.data();
+      x.x_stride = tokens_.hidden_states.stride(0);
+      x.pair_of_row = plan_.pair_of_row;
+      x.top_k = config_.top_k;
+      x.placed = static_cast<uint16_t*>(wide_);
+      quantize_rows(x, stream_);
+    } else {
+      place_mx_rows(format, tokens_.hidden_states, plan_.pair_of_row, config_.top_k,
+                    plan_.expert_offsets + config_.num_experts, num_rows_, wide_, stream_);
+    }
     HopperMxGemm up = mx_gemm_base();
     up.n = config_.intermediate_size;
     up.k = config_.hidden_size;
@@ -196,20 +218,45 @@ class Call {
     up.bias = config_.has_gate ? w.gate_bias : w.up_bias;
     if (config_.has_gate) up.up_bias = w.up_bias;
     up.out = h_;
-    up.out_placed = true;
+    up.out_dtype = h_dtype(experts_.query);
+    up.out_placed = !quantizes(experts_.query);
     hopper_mx_gemm(up, stream_);
 
+    if (quantizes(experts_.query)) {
+      QuantizeRows h = rows_to_quantize(config_.intermediate_size);
+      h.dtype = DType::kF32;
+      h.x = h_;
+      h.x_stride = config_.intermediate_size;
+      h.placed = placed_h_;
+      quantize_rows(h, stream_);
+    }
     HopperMxGemm down = mx_gemm_base();
     down.n = config_.hidden_size;
     down.k = config_.intermediate_size;
-    down.rows = h_;
+    down.rows = quantizes(experts_.query) ? placed_h_ : h_;
     down.weights = experts_.down;
     down.up_weights = experts_.down;
     down.scales = w.down;
     down.up_scales = w.down;
     down.bias = w.down_bias;
     down.out = wide_;
+    down.out_dtype = y_dtype_;
     hopper_mx_gemm(down, stream_);
+  }
+
+  static int64_t row_scale_stride(int64_t num_rows) { return num_rows + 64; }
+
+  // FP8 on Hopper: all rows there are, to row_scales_.
+  QuantizeRows rows_to_quantize(int64_t k) const {
+    QuantizeRows args;
+    args.rows = num_rows_;
+    args.num_rows = plan_.expert_offsets + config_.num_experts;
+    args.k = k;
+    args.group = activation_group(experts_.query.format);
+    args.scales = row_scales_;
+    args.scale_row_stride = 1;
+    args.scale_group_stride = row_scale_stride(num_rows_);
+    return args;
   }
 
   HopperMxGemm mx_gemm_base() const {
@@ -218,6 +265,9 @@ class Call {
     args.num_experts = config_.num_experts;
     args.expert_offsets = plan_.expert_offsets;
     args.max_rows = num_rows_;
+    args.layout = experts_.query.scale_layout;
+    args.row_scales = row_scales_;
+    args.row_scale_stride = row_scale_stride(num_rows_);
     args.bias_dtype = experts_.device.bias_dtype;
     return args;
   }
@@ -313,11 +363,13 @@ class Call {
   const Stream& stream_;
   int64_t num_rows_;
   RoutingPlan plan_;
-  DType y_dtype_;  // of the results of down
-  void* wide_;     // [num_rows_, H]
-  void* h_;        // [num_rows_, I]
-  ActivationCodes x_codes_;
+  DType y_dtype_;            // of the results of down
+  void* wide_;               // [num_rows_, H]
+  void* h_;                  // [num_rows_, I]
+  ActivationCodes x_codes_;  // portable
   ActivationCodes h_codes_;
+  uint16_t* placed_h_ = nullptr;  // FP8 on Hopper
+  float* row_scales_ = nullptr;
 };
 
 class GroupedMm : public ExpertsBackend {
@@ -356,8 +408,14 @@ class GroupedMm : public ExpertsBackend {
   static size_t codes_bytes(const ExpertsQuery& q, int64_t tokens, int64_t pairs) {
     if (!quantizes(q)) return 0;
     const int64_t group = activation_group(q.format);
-    return activation_codes_bytes(tokens, q.config.hidden_size, group) +
-           activation_codes_bytes(pairs, q.config.intermediate_size, group);
+    const size_t portable = activation_codes_bytes(tokens, q.config.hidden_size, group) +
+                            activation_codes_bytes(pairs, q.config.intermediate_size, group);
+    const auto padded = [](int64_t count, size_t size) {
+      return Workspace::padded(static_cast<size_t>(count) * size);
+    };
+    const size_t hopper = padded(pairs * q.config.intermediate_size, sizeof(uint16_t)) +
+                          padded(Call::num_row_scales(q.config, pairs), sizeof(float));
+    return std::max(portable, hopper);
   }
 
  protected:

@@ -189,15 +189,16 @@ class Layer {
 void check(const QuantizedCase& c) { Layer(c).check(); }
 
 // Experts with so many rows that each height of tile has its turn, and sizes beside the tiles.
-TEST(QuantizedExperts, Fp4AndMxFp8OfEverySize) {
+TEST(QuantizedExperts, EverySizeOfTile) {
   CADRE_REQUIRE_GPU();
-  for (const auto format : {StorageFormat::kFp4, StorageFormat::kMxFp8}) {
+  QuantizedCase mxfp8;
+  mxfp8.format = StorageFormat::kMxFp8;
+  for (const QuantizedCase& format : {QuantizedCase(), mxfp8, fp8_case()}) {
     for (const int64_t tokens : {1, 20, 60, 200}) {
       for (const auto& [hidden, intermediate] :
            {std::pair<int64_t, int64_t>{256, 192}, {64, 64}, {320, 128}, {128, 576}, {96, 160}}) {
-        SCOPED_TRACE(str_cat(name_of(format), " ", tokens, " ", hidden, " ", intermediate));
-        QuantizedCase c;
-        c.format = format;
+        SCOPED_TRACE(str_cat(name_of(format.format), " ", tokens, " ", hidden, " ", intermediate));
+        QuantizedCase c = format;
         c.tokens = tokens;
         c.config.hidden_size = hidden;
         c.config.intermediate_size = intermediate;

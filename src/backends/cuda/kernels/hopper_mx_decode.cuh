@@ -1,9 +1,11 @@
-// FP4 and MXFP8 weights from a tile in shared memory to the A operand of wgmma.
+// FP4, MXFP8 and FP8 weights from a tile in shared memory to the A operand of wgmma.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/kernels/ptx.cuh"
 #include "backends/cuda/kernels/small_floats.cuh"
@@ -34,6 +36,7 @@ __device__ inline uint32_t e8m0_bf16x2(uint32_t code) {
 /// A warp's 16 rows of weights and 64 of K as the A operands of four products of 16 of K. Row
 /// `lane / 4` and the one 8 further on; scales of 32 of K each, as e8m0_bf16x2() gives them.
 struct Fp4Weights {
+  using Operand = __nv_bfloat16;
   static constexpr int kRowBytes = 32;  // of 64 of K
   static constexpr bool kIsFp4 = true;
 
@@ -66,6 +69,7 @@ struct Fp4Weights {
 };
 
 struct MxFp8Weights {
+  using Operand = __nv_bfloat16;
   static constexpr int kRowBytes = 64;
   static constexpr bool kIsFp4 = false;
 
@@ -94,6 +98,31 @@ struct MxFp8Weights {
   }
 };
 
+/// e4m3 codes as they are, in fp16; their scales are for the sums.
+struct Fp8Weights {
+  using Operand = __half;
+  static constexpr int kRowBytes = 64;
+  static constexpr bool kIsFp4 = false;
+
+  __device__ static void load_half(uint32_t tile, int h, uint32_t (&raw)[4]) {
+    MxFp8Weights::load_half(tile, h, raw);
+  }
+
+  __device__ static void decode(const uint32_t (&raw)[4], uint32_t (&a)[8]) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const __half2 two = e4m3_pair(raw[2 * j + r] >> 16 * i & 0xffffu);
+          a[4 * j + 2 * i + r] = *reinterpret_cast<const uint32_t*>(&two);
+        }
+      }
+    }
+  }
+};
+
 // ---- wgmma with A in registers -----------------------------------------------------------------
 
 #define CADRE_D8(o)                                                                           \
@@ -101,40 +130,60 @@ struct MxFp8Weights {
       "+f"(d[o + 6]), "+f"(d[o + 7])
 #define CADRE_A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
+// clang-format off
+#define CADRE_WGMMA_N32(type) \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " " \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, " \
+    "%18, %19}, %20, add, 1, 1, 0;\n}" \
+    : CADRE_D8(0), CADRE_D8(8) \
+    : CADRE_A4, "l"(b), "r"(add))
+#define CADRE_WGMMA_N64(type) \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, " \
+    "%34, %35}, %36, add, 1, 1, 0;\n}" \
+    : CADRE_D8(0), CADRE_D8(8), CADRE_D8(16), CADRE_D8(24) \
+    : CADRE_A4, "l"(b), "r"(add))
+#define CADRE_WGMMA_N128(type) \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, " \
+    "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, " \
+    "%66, %67}, %68, add, 1, 1, 0;\n}" \
+    : CADRE_D8(0), CADRE_D8(8), CADRE_D8(16), CADRE_D8(24), CADRE_D8(32), CADRE_D8(40), CADRE_D8(48), CADRE_D8(56) \
+    : CADRE_A4, "l"(b), "r"(add))
+// clang-format on
+
 /// d (+)= a b^T: 64 rows of a, kColumns of b, 16 of K; `add` 0 starts from zero.
-template <int kColumns>
+template <typename T, int kColumns>
 __device__ inline void wgmma_registers(float (&d)[kColumns / 2], const uint32_t* a, uint64_t b,
                                        int32_t add) {
+  constexpr bool kIsHalf = std::is_same_v<T, __half>;
   if constexpr (kColumns == 32) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
-        "%9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, add, 1, 1, 0;\n}"
-        : CADRE_D8(0), CADRE_D8(8)
-        : CADRE_A4, "l"(b), "r"(add));
+    if constexpr (kIsHalf) {
+      CADRE_WGMMA_N32("f16");
+    } else {
+      CADRE_WGMMA_N32("bf16");
+    }
   } else if constexpr (kColumns == 64) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
-        "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
-        "%27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, add, 1, 1, 0;\n}"
-        : CADRE_D8(0), CADRE_D8(8), CADRE_D8(16), CADRE_D8(24)
-        : CADRE_A4, "l"(b), "r"(add));
+    if constexpr (kIsHalf) {
+      CADRE_WGMMA_N64("f16");
+    } else {
+      CADRE_WGMMA_N64("bf16");
+    }
   } else {
-    static_assert(kColumns == 128);
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
-        "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, "
-        "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
-        "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, add, 1, 1, 0;\n}"
-        : CADRE_D8(0), CADRE_D8(8), CADRE_D8(16), CADRE_D8(24), CADRE_D8(32), CADRE_D8(40),
-          CADRE_D8(48), CADRE_D8(56)
-        : CADRE_A4, "l"(b), "r"(add));
+    static_assert(kColumns == 128 && !kIsHalf);
+    CADRE_WGMMA_N128("bf16");
   }
 }
 
+#undef CADRE_WGMMA_N128
+#undef CADRE_WGMMA_N64
+#undef CADRE_WGMMA_N32
 #undef CADRE_A4
 #undef CADRE_D8
 

@@ -25,7 +25,7 @@ namespace cadre::cuda {
 
 /// Where column k of a row lies: a permutation of each 32.
 /// FP4: a thread has 8 neighbouring nibbles, k = 8 q + i, and takes i and i + 4 at once.
-/// MXFP8: it has 4 neighbouring bytes, k = 4 q + i, of each 16.
+/// MXFP8 and FP8: it has 4 neighbouring bytes, k = 4 q + i, of each 16.
 CADRE_HOST_DEVICE constexpr int64_t mx_place(bool is_fp4, int64_t k) {
   if (is_fp4) {
     const int64_t q = k / 8 % 4;
@@ -37,9 +37,10 @@ CADRE_HOST_DEVICE constexpr int64_t mx_place(bool is_fp4, int64_t k) {
   return k / 16 * 16 + i / 2 * 8 + 2 * q + i % 2;
 }
 
-/// Whether the kernels take a layer: compute capability 9.0, bf16, FP4 or MXFP8 weights with plain
-/// activations, H and I in multiples of 64, K next to each other, evenly spaced experts, 16-byte
-/// aligned rows, scales in pairs of bytes. Looks at addresses and strides only.
+/// Whether the kernels take a layer: compute capability 9.0; FP4 or MXFP8 weights with bf16
+/// activations, or FP8 weights with dynamic ones and blocks of 128 columns or all; H and I in
+/// multiples of 64, K next to each other, evenly spaced experts, 16-byte aligned rows, MX scales in
+/// pairs of bytes. Looks at addresses and strides only.
 bool fits_hopper_mx(const ExpertsQuery& query, const DeviceWeights& weights,
                     int compute_capability);
 
@@ -56,9 +57,15 @@ struct HopperMxGemm {
   int64_t n = 0;
   int64_t k = 0;
   int64_t max_rows = 0;
-  const void* rows = nullptr;  // bf16 [max_rows, k], columns in the order of mx_place()
-  CUtensorMap weights = {};    // make_mx_map()
+  // [max_rows, k], columns in the order of mx_place(): bf16, or with FP8 codes in fp16.
+  const void* rows = nullptr;
+  // With FP8, which has them: [groups of 128 of k][row_scale_stride], of which max_rows + 64 may be
+  // read.
+  const float* row_scales = nullptr;
+  int64_t row_scale_stride = 0;
+  CUtensorMap weights = {};  // make_mx_map()
   CUtensorMap up_weights = {};
+  ScaleLayout layout;     // of FP8 weights
   DeviceMatrices scales;  // where the scales lie
   DeviceMatrices up_scales;
   bool gated = false;
@@ -67,8 +74,9 @@ struct HopperMxGemm {
   DType bias_dtype = DType::kF32;
   DeviceVectors bias;  // first.data null: none
   DeviceVectors up_bias;
-  void* out = nullptr;      // bf16 [max_rows, n], 16-byte aligned
-  bool out_placed = false;  // its columns in the order of mx_place()
+  void* out = nullptr;             // [max_rows, n], 16-byte aligned
+  DType out_dtype = DType::kBF16;  // with FP8 also fp16 or float32
+  bool out_placed = false;         // its columns in the order of mx_place()
 };
 
 void hopper_mx_gemm(const HopperMxGemm& args, const Stream& stream);

@@ -3,9 +3,13 @@
 // write. A tile is kColumns rows of tokens (the N of wgmma) by 256 rows of weights; a warpgroup has
 // 64 of the first 128 and the same 64 of the second, gate and up where there is a gate. While
 // products run, the next operands are decoded.
+//
+// FP8 with activations as codes: both are multiplied in fp16, which is exact; the sums of 128 of K
+// leave the tensor cores and are scaled and added in float32.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "backends/cuda/device/device_runtime.h"
 #include "backends/cuda/kernels/hopper_mx_decode.cuh"
@@ -62,6 +66,18 @@ struct Scales {
   int64_t row_stride;
 };
 
+/// Of FP8: where the scales of activations and weights lie.
+struct Fp8Scales {
+  const float* rows;  // [groups of 128 of K][row_stride]
+  int64_t row_stride;
+  int64_t block_rows;  // 0: all
+  bool is_e8m0;
+  int64_t scale_row_stride;  // in scales, as the next three
+  int64_t scale_col_stride;  // 0: one block of columns
+  int64_t up_row_offset;
+  int64_t row_offset;
+};
+
 struct Params {
   CUtensorMap rows;
   CUtensorMap weights;
@@ -80,7 +96,9 @@ struct Params {
   DType bias_dtype;
   DeviceVectors bias;
   DeviceVectors up_bias;
-  __nv_bfloat16* out;
+  Fp8Scales fp8;
+  void* out;
+  DType out_dtype;
 };
 
 template <int kStages>
@@ -283,8 +301,9 @@ __device__ void multiply_tile(const Params& p, Shared<Tile<Weights, kColumns>::k
       for (int j = 0; j < 2; ++j) {
         const uint64_t columns = b + 4 * h + 2 * j;
         const bool add = t > 0 || h > 0 || j > 0;
-        wgmma_registers<kColumns>(sums, a[h] + 4 * j, columns, add);
-        wgmma_registers<kColumns>(up_sums, up_a[h] + 4 * j, columns, add);
+        wgmma_registers<typename Weights::Operand, kColumns>(sums, a[h] + 4 * j, columns, add);
+        wgmma_registers<typename Weights::Operand, kColumns>(up_sums, up_a[h] + 4 * j, columns,
+                                                             add);
       }
       ptx::wgmma_commit();
     }
@@ -294,6 +313,104 @@ __device__ void multiply_tile(const Params& p, Shared<Tile<Weights, kColumns>::k
   ptx::pin(sums);
   ptx::pin(up_sums);
   release(shared, before);
+}
+
+// Of FP8: the scales of a thread's two rows of weights in one half of a tile.
+class BlockScales {
+ public:
+  __device__ BlockScales(const Params& p, const Scales& scales, int64_t row_offset, int32_t expert,
+                         int32_t row)
+      : is_e8m0_(p.fp8.is_e8m0), step_(p.fp8.scale_col_stride) {
+    const uint8_t* of_expert = scales.first + expert * scales.expert_stride;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t at = min(row + 8 * h, p.n - 1) + row_offset;
+      const int64_t block = p.fp8.block_rows == 0 ? 0 : at / p.fp8.block_rows;
+      first_[h] = of_expert + block * p.fp8.scale_row_stride * (is_e8m0_ ? 1 : 4);
+    }
+  }
+  /// Of group g of 128 of K.
+  __device__ float at(int h, int32_t g) const {
+    const int64_t index = g * step_;
+    return is_e8m0_ ? e8m0_value(first_[h][index])
+                    : reinterpret_cast<const float*>(first_[h])[index];
+  }
+
+ private:
+  bool is_e8m0_;
+  int64_t step_;
+  const uint8_t* first_[2];
+};
+
+// multiply_tile() for FP8. Two stages are a group of K with constant scales.
+template <int kColumns>
+__device__ void multiply_scaled_tile(const Params& p, const Piece& piece,
+                                     Shared<Tile<hopper::Fp8Weights, kColumns>::kStages>& shared,
+                                     uint32_t stages, int weight_row, const BlockScales& scales,
+                                     const BlockScales& up_scales,
+                                     Ring<Tile<hopper::Fp8Weights, kColumns>::kStages>& ring,
+                                     float (&sums)[kColumns / 2], float (&up_sums)[kColumns / 2]) {
+  using Weights = hopper::Fp8Weights;
+  using T = Tile<Weights, kColumns>;
+  uint32_t a[2][8];
+  uint32_t up_a[2][8];
+  float part[kColumns / 2];
+  float up_part[kColumns / 2];
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) sums[i] = up_sums[i] = 0;
+  const float* row_scales = p.fp8.rows + piece.row + threadIdx.x % 4 * 2;
+  for (int32_t first = 0; first < p.k_tiles; first += 2) {
+    const int32_t end = min(first + 2, p.k_tiles);
+    const int32_t group = first / 2;
+    const float* of_group = row_scales + group * p.fp8.row_stride;
+    const float scale[2] = {scales.at(0, group), scales.at(1, group)};
+    const float up_scale[2] = {up_scales.at(0, group), up_scales.at(1, group)};
+    float of_rows[kColumns / 4];
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      of_rows[2 * j] = of_group[8 * j];
+      of_rows[2 * j + 1] = of_group[8 * j + 1];
+    }
+    int before = 0;
+    for (int32_t t = first; t < end; ++t, ring.advance()) {
+      if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
+      const uint32_t rows = stages + static_cast<uint32_t>(ring.stage) * T::kStageBytes;
+      const uint32_t tile = rows + T::kRowBytes + weight_row * Weights::kRowBytes;
+      const uint64_t b = ptx::swizzled_tile(rows);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        ptx::wgmma_wait<1>();
+        if (h == 1 && t > first) release(shared, before);
+        uint32_t raw[4];
+        Weights::load_half(tile, h, raw);
+        Weights::decode(raw, a[h]);
+        Weights::load_half(tile + T::kBoxBytes, h, raw);
+        Weights::decode(raw, up_a[h]);
+        keep(a[h]);
+        keep(up_a[h]);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint64_t columns = b + 4 * h + 2 * j;
+          const bool add = t > first || h > 0 || j > 0;
+          wgmma_registers<__half, kColumns>(part, a[h] + 4 * j, columns, add);
+          wgmma_registers<__half, kColumns>(up_part, up_a[h] + 4 * j, columns, add);
+        }
+        ptx::wgmma_commit();
+      }
+      before = ring.stage;
+    }
+    ptx::wgmma_wait<0>();
+    ptx::pin(part);
+    ptx::pin(up_part);
+    release(shared, before);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const float x = of_rows[i / 4 * 2 + i % 2];
+      sums[i] = fmaf(part[i], x * scale[i / 2 % 2], sums[i]);
+      up_sums[i] = fmaf(up_part[i], x * up_scale[i / 2 % 2], up_sums[i]);
+    }
+  }
 }
 
 // ---- writing -----------------------------------------------------------------------------------
@@ -377,8 +494,10 @@ __device__ void write_columns(const Params& p, const Piece& piece, int warpgroup
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int token = 8 * j + 2 * (lane % 4) + i;
-        *reinterpret_cast<__nv_bfloat16*>(staging + staged(token, place / 8) + place % 8 * 2) =
-            __float2bfloat16(values[4 * j + 2 * h + i]);
+        const float value = values[4 * j + 2 * h + i];
+        *reinterpret_cast<uint16_t*>(staging + staged(token, place / 8) + place % 8 * 2) =
+            p.out_dtype == DType::kF16 ? __half_as_ushort(__float2half(value))
+                                       : __bfloat16_as_ushort(__float2bfloat16(value));
       }
     }
   }
@@ -388,8 +507,24 @@ __device__ void write_columns(const Params& p, const Piece& piece, int warpgroup
   if (column + chunk * 8 >= p.n) return;
   for (int token = thread / 8; token < piece.rows; token += 16) {
     const int64_t at = static_cast<int64_t>(piece.row + token) * p.n + column + chunk * 8;
-    *reinterpret_cast<int4*>(p.out + at) =
+    *reinterpret_cast<int4*>(static_cast<uint16_t*>(p.out) + at) =
         *reinterpret_cast<const int4*>(staging + staged(token, chunk));
+  }
+}
+
+// The same in float32, as it lies in registers.
+template <int kColumns>
+__device__ void write_floats(const Params& p, const Piece& piece, int32_t column,
+                             const float (&values)[kColumns / 2]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    const int32_t at =
+        column + static_cast<int32_t>(threadIdx.x / 32 % 4) * 16 + lane / 4 + i / 2 % 2 * 8;
+    if (token < piece.rows && at < p.n) {
+      static_cast<float*>(p.out)[static_cast<int64_t>(piece.row + token) * p.n + at] = values[i];
+    }
   }
 }
 
@@ -416,6 +551,11 @@ __device__ void write_tile(const Params& p, const Piece& piece, int warpgroup, c
       sums[i] = __fdividef(sums[i], 1.0f + __expf(-sums[i])) * up_sums[i];
     }
   }
+  if (std::is_same_v<Weights, hopper::Fp8Weights> && p.out_dtype == DType::kF32) {
+    write_floats<kColumns>(p, piece, first, sums);
+    if (!kGated) write_floats<kColumns>(p, piece, second, up_sums);
+    return;
+  }
   write_columns<Weights, kColumns>(p, piece, warpgroup, first, staging, sums);
   if (!kGated) write_columns<Weights, kColumns>(p, piece, warpgroup, second, staging, up_sums);
 }
@@ -433,13 +573,22 @@ __device__ void consume_all(const Params& p, Shared<Tile<Weights, kColumns>::kSt
     const Piece piece = shared.pieces[ring.stage];
     if (piece.rows < 0) return;
     const int32_t row = piece.column + lane_row;
-    RowScales scales(p, p.scales, piece.expert, row);
-    RowScales up_scales(p, kGated ? p.up_scales : p.scales, piece.expert,
-                        kGated ? row : row + kHalf);
-    scales.ask(0);
-    up_scales.ask(0);
-    multiply_tile<Weights, kColumns>(p, shared, stages, warp_row, scales, up_scales, ring, sums,
-                                     up_sums);
+    if constexpr (std::is_same_v<Weights, hopper::Fp8Weights>) {
+      const BlockScales scales(p, p.scales, p.fp8.row_offset, piece.expert, row);
+      const BlockScales up_scales(p, kGated ? p.up_scales : p.scales,
+                                  kGated ? p.fp8.up_row_offset : p.fp8.row_offset, piece.expert,
+                                  kGated ? row : row + kHalf);
+      multiply_scaled_tile<kColumns>(p, piece, shared, stages, warp_row, scales, up_scales, ring,
+                                     sums, up_sums);
+    } else {
+      RowScales scales(p, p.scales, piece.expert, row);
+      RowScales up_scales(p, kGated ? p.up_scales : p.scales, piece.expert,
+                          kGated ? row : row + kHalf);
+      scales.ask(0);
+      up_scales.ask(0);
+      multiply_tile<Weights, kColumns>(p, shared, stages, warp_row, scales, up_scales, ring, sums,
+                                       up_sums);
+    }
     write_tile<Weights, kGated, kColumns>(p, piece, warpgroup, staging, sums, up_sums);
   }
 }
@@ -474,10 +623,25 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
 
 // ---- host --------------------------------------------------------------------------------------
 
-inline Scales to_scales(const DeviceMatrices& m) {
+// With one row of weights a block the rows that lie before row 0 are skipped here.
+inline Scales to_scales(const HopperMxGemm& args, const DeviceMatrices& m) {
   const auto* first = static_cast<const uint8_t*>(m.first.scales);
-  return {first == nullptr ? nullptr : first + m.first.scale_row_offset * m.first.scale_row_stride,
-          m.scale_expert_bytes, m.first.scale_row_stride};
+  if (first != nullptr && args.row_scales == nullptr) {
+    first += m.first.scale_row_offset * m.first.scale_row_stride;
+  }
+  return {first, m.scale_expert_bytes, m.first.scale_row_stride};
+}
+
+inline Fp8Scales to_fp8_scales(const HopperMxGemm& args) {
+  const DeviceMatrix& w = args.scales.first;
+  return {args.row_scales,
+          args.row_scale_stride,
+          args.layout.block_rows,
+          args.layout.dtype == DType::kF8E8M0,
+          w.scale_row_stride,
+          args.layout.block_cols == 0 ? 0 : w.scale_col_stride,
+          args.up_scales.first.scale_row_offset,
+          w.scale_row_offset};
 }
 
 inline bool is_plain(const HopperMxGemm& args) {
@@ -490,12 +654,13 @@ inline bool is_plain(const HopperMxGemm& args) {
 inline Params to_params(const HopperMxGemm& args, int box_rows) {
   const int64_t columns = args.gated ? kHalf : 2 * kHalf;
   Params p = {};
-  p.rows = make_tensor_map({DType::kBF16, args.rows, args.k, args.max_rows, 1, args.k, 0}, box_rows,
-                           false);
+  p.rows = make_tensor_map({args.row_scales == nullptr ? DType::kBF16 : DType::kF16, args.rows,
+                            args.k, args.max_rows, 1, args.k, 0},
+                           box_rows, false);
   p.weights = args.weights;
   p.up_weights = args.up_weights;
-  p.scales = to_scales(args.scales);
-  p.up_scales = to_scales(args.up_scales);
+  p.scales = to_scales(args, args.scales);
+  p.up_scales = to_scales(args, args.up_scales);
   p.expert_offsets = args.expert_offsets;
   p.num_experts = static_cast<int32_t>(args.num_experts);
   p.n = static_cast<int32_t>(args.n);
@@ -508,7 +673,9 @@ inline Params to_params(const HopperMxGemm& args, int box_rows) {
   p.bias_dtype = args.bias_dtype;
   p.bias = args.bias;
   p.up_bias = args.up_bias;
-  p.out = static_cast<__nv_bfloat16*>(args.out);
+  p.fp8 = to_fp8_scales(args);
+  p.out = args.out;
+  p.out_dtype = args.out_dtype;
   return p;
 }
 
@@ -534,12 +701,17 @@ template <typename Weights>
 void launch_format(const HopperMxGemm& args, const Stream& stream) {
   const int64_t rows = args.max_rows / args.num_experts;
   if (rows <= 24) return launch_gemm<Weights, 32>(args, stream);
-  if (rows <= 48) return launch_gemm<Weights, 64>(args, stream);
-  launch_gemm<Weights, 128>(args, stream);
+  if constexpr (std::is_same_v<Weights, hopper::Fp8Weights>) {
+    launch_gemm<Weights, 64>(args, stream);  // sums are held twice
+  } else {
+    if (rows <= 48) return launch_gemm<Weights, 64>(args, stream);
+    launch_gemm<Weights, 128>(args, stream);
+  }
 }
 
 void run_fp4(const HopperMxGemm& args, const Stream& stream);
 void run_mxfp8(const HopperMxGemm& args, const Stream& stream);
+void run_fp8(const HopperMxGemm& args, const Stream& stream);
 
 }  // namespace mx
 }  // namespace cadre::cuda

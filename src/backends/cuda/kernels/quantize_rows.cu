@@ -49,6 +49,20 @@ __device__ void store(uint8_t* to, int count, const float (&values)[kValues]) {
   }
 }
 
+// kValues (half of a run of 16 that is permuted) in fp16; `k` says which half.
+__device__ void store_placed(uint16_t* row, int64_t k, const float (&values)[kValues]) {
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __half2 two = e4m3_pair(to_e4m3(values[2 * i]) | to_e4m3(values[2 * i + 1]) << 8);
+    pairs[i] = *reinterpret_cast<const uint32_t*>(&two);
+  }
+  // Column 4 q + i of the 16 goes to i / 2 * 8 + 2 q + i % 2.
+  uint16_t* to = row + k / 16 * 16 + k % 16 / 2;
+  *reinterpret_cast<uint2*>(to) = make_uint2(pairs[0], pairs[2]);
+  *reinterpret_cast<uint2*>(to + 8) = make_uint2(pairs[1], pairs[3]);
+}
+
 // activation_scale() of quant/activations.h.
 __device__ ActivationScale scale_of(uint32_t largest) {
   if (largest >= 0x7f800000u) return {__uint_as_float(0x7fc00000u), 0};
@@ -98,6 +112,10 @@ __global__ void __launch_bounds__(kThreads)
       scales[k / args.group * args.scale_group_stride] = scale.scale;
     }
   }
+  if (args.placed != nullptr) {
+    if (count > 0) store_placed(args.placed + row * args.k, k, values);
+    return;
+  }
   if (count > 0) store(args.codes + row * args.codes_stride + k, count, values);
 }
 
@@ -112,6 +130,7 @@ void run(const QuantizeRows& args, const Stream& stream) {
 }  // namespace
 
 void quantize_rows(const QuantizeRows& args, const Stream& stream) {
+  CADRE_ASSERT(args.placed == nullptr || args.k % 16 == 0);
   CADRE_ASSERT(args.group == kActivationGroup || args.group == kFp4ActivationGroup);
   if (args.rows == 0 || args.k == 0) return;
   switch (args.dtype) {

@@ -25,6 +25,9 @@ struct QuantizeRows {
   float static_scale = 0;  // set: the scale of all, one group; code = e4m3(x / scale)
   uint8_t* codes = nullptr;
   int64_t codes_stride = 0;  // bytes
+  // In place of codes: their values in fp16, [rows, k], columns in the order of mx_place() of
+  // kernels/hopper_mx_gemm.h; k in multiples of 16.
+  uint16_t* placed = nullptr;
   float* scales = nullptr;
   int64_t scale_row_stride = 0;
   int64_t scale_group_stride = 1;

@@ -94,15 +94,16 @@ __device__ inline uint4 decode_e4m3(uint2 codes) {
       return *reinterpret_cast<const uint32_t*>(&pair);
     };
     return make_uint4(two(codes.x), two(codes.x >> 16), two(codes.y), two(codes.y >> 16));
-  }
-  alignas(16) T values[kValues];
+  } else {
+    alignas(16) T values[kValues];
 #pragma unroll
-  for (int i = 0; i < kValues; i += 2) {
-    const __half2 two = e4m3_pair((i < 4 ? codes.x : codes.y) >> i % 4 * 8 & 0xffffu);
-    values[i] = T(__low2float(two));
-    values[i + 1] = T(__high2float(two));
+    for (int i = 0; i < kValues; i += 2) {
+      const __half2 two = e4m3_pair((i < 4 ? codes.x : codes.y) >> i % 4 * 8 & 0xffffu);
+      values[i] = T(__low2float(two));
+      values[i + 1] = T(__high2float(two));
+    }
+    return *reinterpret_cast<const uint4*>(values);
   }
-  return *reinterpret_cast<const uint4*>(values);
 }
 
 template <typename T>
