@@ -95,14 +95,14 @@ def quantized_answer(name, backend, found):
     return "yes" if backend is None or f"{name} {backend}" in found else "refused"
 
 
-def quantized_table(cpu, gpu):
+def quantized_table(cpu, gpu, gpu_run):
     heads = ["`--dequantize`"] + [f"`{b}`" for b in QUANTIZED_BACKENDS]
     lines = ["| family | as its config says | " + " | ".join(f"CPU {h}" for h in heads) + " | " +
              " | ".join(f"GPU {h}" for h in heads) + " |", "|---|---|" + "---|" * (2 * len(heads))]
     for name, (kind, formats) in quantized_fixtures().items():
         cells = [quantized_answer(name, b, found) for found in (cpu, gpu) for b in (None, *QUANTIZED_BACKENDS)]
         lines.append(f"| `{kind}` | {formats} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + f"\n\nGPU: {gpu_run}.\n"
 
 
 def results(file):
@@ -148,13 +148,15 @@ def main():
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     if args.gpu:
-        record = {"run": args.gpu_run, "passed": results(args.gpu), "quantized": quantized_results(args.gpu)}
+        record = {"run": args.gpu_run, "passed": results(args.gpu),
+                  "quantized_run": args.gpu_run, "quantized": quantized_results(args.gpu)}
         GPU_RUN.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     page = PAGE.read_text()
     head, rest = page.split(BEGIN)
     gpu = json.loads(GPU_RUN.read_text())
     made = (head + BEGIN + "\n" + table(results(args.cpu), gpu) + "\n" +
-            quantized_table(quantized_results(args.cpu), gpu.get("quantized", {})) + "\n" + END + rest.split(END)[1])
+            quantized_table(quantized_results(args.cpu), gpu.get("quantized", {}), gpu.get("quantized_run", "not run")) +
+            "\n" + END + rest.split(END)[1])
     if not args.check:
         PAGE.write_text(made)
     elif made != page:
