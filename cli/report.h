@@ -19,8 +19,7 @@ struct ExpertsRow {
   std::string experts;  // the backend
   Device device;
   DType dtype = DType::kF32;
-  std::string format;  // of the weights
-  ActivationScheme activations = ActivationScheme::kNone;
+  StorageFormat format = StorageFormat::kF32;
   bool packed = false;  // experts in packed form
   size_t pages = 0;     // bytes of the pages that weights and read ceiling lie on; 0 on a GPU
   bool graph = false;   // GPU: recorded once and replayed

@@ -18,8 +18,7 @@
 namespace cadre::cli {
 
 struct ShapeBenchOptions {
-  std::string shape;   // its name in rows
-  std::string format;  // the name of the weights' format
+  std::string shape;  // its name in rows
   ExpertsQuery query;
   BenchOptions bench;
   Routing routing = Routing::kUniform;

@@ -10,8 +10,8 @@
 namespace cadre {
 
 /// Tokens of a step up to which "batched_mm" takes the place of "grouped_mm" on a GPU: the measured
-/// crossover of the two (docs/performance.md). 0 on the CPU, where grouped_mm is fastest at every
-/// size.
+/// crossover of the two (docs/performance_gpu.md). 0 on the CPU, where grouped_mm is fastest at
+/// every size, and for quantised weights that batched_mm has only plain kernels for.
 int64_t decode_threshold(const ExpertsQuery& query);
 
 }  // namespace cadre

@@ -66,6 +66,11 @@ TEST(StagePolicy, OnlyGpusSwitch) {
   EXPECT_EQ(decode_threshold(q), 0);
   q.device = {DeviceType::kCuda, 0};
   EXPECT_GT(decode_threshold(q), 0);
+  q.format = StorageFormat::kFp4;  // batched_mm has no fast kernels for it
+  EXPECT_EQ(decode_threshold(q), 0);
+  q.format = StorageFormat::kFp8Block;
+  q.activation_scheme = ActivationScheme::kDynamic;
+  EXPECT_GT(decode_threshold(q), 0);
 }
 
 }  // namespace

@@ -5,8 +5,7 @@
 
 namespace cadre::cpu {
 
-/// Zeroed memory that is taken page by page when it is first written; a page more than asked for
-/// may be read.
+/// Zeroed memory that is taken page by page when it is first written.
 class HugeArena {
  public:
   /// Throws DeviceError when the system refuses.

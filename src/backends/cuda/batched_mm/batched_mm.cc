@@ -15,7 +15,7 @@ struct Prepared : CudaPrepared {
 class BatchedMm final : public ExpertsBackend {
  public:
   Support supports(const ExpertsQuery& query) const override {
-    Support support = supports_plain(query);
+    Support support = supports_on_gpu(query);
     add_decode_limits(query.config, support);
     return support;
   }

@@ -1,5 +1,6 @@
 // Times of batched_mm from routed ids to combined output against the bytes of the active experts:
 // graphs of forwards over rotating layers and routings, the read-only stream of the same run.
+//     cuda_batched_mm_bench [SHAPE [FORMAT [TOKENS ...]]]
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -55,6 +56,37 @@ __global__ void __launch_bounds__(512) read_stream(const float4* data, int64_t c
   if (sum == 1.2345f) *out = sum;
 }
 
+// Codes of e4m3 without NaN, any bytes for e2m1; E8M0 scales of about 1 / 64.
+__global__ void fill_bytes(uint8_t* data, int64_t count, uint32_t seed, bool are_scales) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    uint64_t z = (static_cast<uint64_t>(i) + seed) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    const auto byte = static_cast<uint8_t>(z >> 40);
+    data[i] = are_scales ? 119 + byte % 4 : (byte & 0x7f) == 0x7f ? 0 : byte;
+  }
+}
+__global__ void fill_scales(float* data, int64_t count) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    data[i] = 0.001f * static_cast<float>(1 + i % 7);
+  }
+}
+
+// How weights are stored, and what is allowed over the floor at 1, up to 8, and more tokens.
+struct Format {
+  const char* name;
+  StorageFormat format;
+  ScaleLayout scales;
+  double bars[3];
+};
+constexpr Format kFormats[] = {
+    {"bf16", StorageFormat::kBF16, {}, {1.35, 1.15, 1.12}},
+    {"fp8", StorageFormat::kFp8Block, {DType::kF32, 128, 128}, {1.5, 1.2, 1.15}},
+    {"fp8-ue8m0", StorageFormat::kFp8Block, {DType::kF8E8M0, 128, 128}, {1.5, 1.2, 1.15}},
+    {"mxfp8", StorageFormat::kMxFp8, {DType::kF8E8M0, 1, 32}, {1.5, 1.2, 1.15}},
+    {"fp4", StorageFormat::kFp4, {DType::kF8E8M0, 1, 32}, {2.2, 1.35, 1.25}}};
+
 class Events {
  public:
   Events() {
@@ -107,26 +139,27 @@ double stream_ceiling(const Stream& stream) {
 
 class Bench {
  public:
-  Bench(const LayerShape& shape, const Stream& stream) : shape_(shape), stream_(stream) {
+  Bench(const LayerShape& shape, const Format& format, const Stream& stream)
+      : shape_(shape), format_(format), stream_(stream) {
     query_.config = {.num_experts = shape.experts,
                      .hidden_size = shape.hidden,
                      .intermediate_size = shape.intermediate,
                      .top_k = shape.top_k};
     query_.device = kGpu;
-    const int64_t matrix = shape.hidden * shape.intermediate;
-    for (int l = 0; l < shape.layers; ++l) {
-      const int64_t count = 3 * shape.experts * matrix;
-      memory_.push_back(allocate_shared_memory(kGpu, static_cast<size_t>(count) * 2));
-      auto* data = static_cast<__nv_bfloat16*>(memory_.back().get());
-      fill_random<<<4096, 256, 0, stream_of(stream)>>>(data, count, static_cast<uint32_t>(l));
+    query_.format = format.format;
+    query_.scale_layout = format.scales;
+    const bool is_fp8 = format.format == StorageFormat::kFp8Block;
+    if (is_fp8) query_.activation_scheme = ActivationScheme::kDynamic;
+    // As many layers as bfloat16 takes for the same bytes.
+    const int layers = is_quantized(format.format) ? 2 * shape.layers : shape.layers;
+    for (int l = 0; l < layers; ++l) {
       auto weights = std::make_shared<ExpertsWeights>();
       weights->device = kGpu;
-      for (int64_t e = 0; e < shape.experts; ++e) {
-        const __nv_bfloat16* gate = data + 2 * e * matrix;
-        weights->gate.push_back({gate, shape.hidden, 1});
-        weights->up.push_back({gate + matrix, shape.hidden, 1});
-        weights->down.push_back({data + (2 * shape.experts + e) * matrix, shape.intermediate, 1});
-      }
+      weights->format = format.format;
+      weights->scale_layout = format.scales;
+      weights->gate = matrices(shape.intermediate, shape.hidden);
+      weights->up = matrices(shape.intermediate, shape.hidden);
+      weights->down = matrices(shape.hidden, shape.intermediate);
       prepared_.push_back(backend_.prepare(query_, weights));
     }
   }
@@ -165,7 +198,7 @@ class Bench {
           {static_cast<int32_t*>(id_memory.get()) + at, DType::kI32, {tokens, shape_.top_k}, kGpu},
           {static_cast<float*>(weights.get()) + at, DType::kF32, {tokens, shape_.top_k}, kGpu},
           {out.get(), DType::kBF16, {tokens, shape_.hidden}, kGpu}};
-      backend_.forward(*prepared_[static_cast<size_t>(f % shape_.layers)], call, workspace,
+      backend_.forward(*prepared_[static_cast<size_t>(f) % prepared_.size()], call, workspace,
                        stream_);
     };
     DeviceRuntime& runtime = device_runtime(kGpu);
@@ -185,19 +218,68 @@ class Bench {
     const double alone = time(forwards, [&] {
       for (const auto& graph : singles) graph->launch(stream_);
     });
-    const double bytes = static_cast<double>(active) / forwards * 6 *
-                         static_cast<double>(shape_.hidden * shape_.intermediate);
+    const double bytes = static_cast<double>(active) / forwards *
+                         static_cast<double>(2 * matrix_bytes(shape_.intermediate, shape_.hidden) +
+                                             matrix_bytes(shape_.hidden, shape_.intermediate));
     const double floor = bytes / ceiling * 1e-6;
-    const double bar = tokens == 1 ? 1.35 : tokens <= 8 ? 1.15 : 1.12;
+    const double bar = format_.bars[tokens == 1 ? 0 : tokens <= 8 ? 1 : 2];
     printf(
-        "%-14s T=%-4lld active %6.1f floor %8.1f us  chained %8.1f (%.3f) %s  alone %8.1f (%.3f)\n",
-        shape_.name, static_cast<long long>(tokens), static_cast<double>(active) / forwards, floor,
-        in_chain, in_chain / floor, in_chain / floor <= bar ? "ok  " : "MISS", alone,
-        alone / floor);
+        "%-14s %-9s T=%-4lld active %6.1f floor %8.1f us  chained %8.1f (%.3f) %s  alone %8.1f "
+        "(%.3f)\n",
+        shape_.name, format_.name, static_cast<long long>(tokens),
+        static_cast<double>(active) / forwards, floor, in_chain, in_chain / floor,
+        in_chain / floor <= bar ? "ok  " : "MISS", alone, alone / floor);
     fflush(stdout);
   }
 
  private:
+  int64_t blocks(int64_t n, int64_t k) const {
+    const ScaleLayout& s = format_.scales;
+    return ((n + s.block_rows - 1) / s.block_rows) * ((k + s.block_cols - 1) / s.block_cols);
+  }
+  int64_t matrix_bytes(int64_t n, int64_t k) const {
+    const int64_t values = n * row_bytes(format_.format, k);
+    if (!is_quantized(format_.format)) return values;
+    return values + blocks(n, k) * static_cast<int64_t>(size_of(format_.scales.dtype));
+  }
+
+  // A matrix for each expert, one behind the other, random.
+  std::vector<ExpertMatrix> matrices(int64_t n, int64_t k) {
+    const auto take = [&](int64_t bytes) {
+      memory_.push_back(allocate_shared_memory(kGpu, static_cast<size_t>(bytes)));
+      return static_cast<uint8_t*>(memory_.back().get());
+    };
+    const int64_t row = row_bytes(format_.format, k);
+    uint8_t* const data = take(shape_.experts * n * row);
+    std::vector<ExpertMatrix> experts(static_cast<size_t>(shape_.experts));
+    const auto seed = static_cast<uint32_t>(memory_.size());
+    if (!is_quantized(format_.format)) {
+      fill_random<<<4096, 256, 0, stream_of(stream_)>>>(reinterpret_cast<__nv_bfloat16*>(data),
+                                                        shape_.experts * n * k, seed);
+      for (int64_t e = 0; e < shape_.experts; ++e) {
+        experts[static_cast<size_t>(e)] = {data + e * n * row, k, 1};
+      }
+      return experts;
+    }
+    fill_bytes<<<4096, 256, 0, stream_of(stream_)>>>(data, shape_.experts * n * row, seed, false);
+    const auto scale = static_cast<int64_t>(size_of(format_.scales.dtype));
+    const int64_t count = shape_.experts * blocks(n, k);
+    uint8_t* const scales = take(count * scale);
+    if (scale == 4) {
+      fill_scales<<<1024, 256, 0, stream_of(stream_)>>>(reinterpret_cast<float*>(scales), count);
+    } else {
+      fill_bytes<<<1024, 256, 0, stream_of(stream_)>>>(scales, count, seed, true);
+    }
+    for (int64_t e = 0; e < shape_.experts; ++e) {
+      ExpertMatrix& m = experts[static_cast<size_t>(e)];
+      m.data = data + e * n * row;
+      m.row_stride = row;
+      m.scales = scales + e * blocks(n, k) * scale;
+      m.scale_row_stride = (k + format_.scales.block_cols - 1) / format_.scales.block_cols;
+    }
+    return experts;
+  }
+
   template <typename Work>
   double time(int forwards, const Work& work) {
     Events events;
@@ -210,6 +292,7 @@ class Bench {
   }
 
   LayerShape shape_;
+  Format format_;
   const Stream& stream_;
   ExpertsQuery query_;
   ExpertsBackend& backend_ = find_backend("batched_mm", DeviceType::kCuda);
@@ -219,8 +302,9 @@ class Bench {
 
 int main_of(int argc, char** argv) {
   const char* only = argc > 1 ? argv[1] : "";
+  const char* only_format = argc > 2 ? argv[2] : "bf16";
   std::vector<int64_t> sizes;
-  for (int i = 2; i < argc; ++i) sizes.push_back(std::atoll(argv[i]));
+  for (int i = 3; i < argc; ++i) sizes.push_back(std::atoll(argv[i]));
   if (sizes.empty()) sizes = {1, 2, 4, 8, 16, 32, 64, 128};
   DeviceRuntime& runtime = device_runtime(kGpu);
   const auto stream = runtime.make_stream(0, nullptr);
@@ -228,8 +312,11 @@ int main_of(int argc, char** argv) {
   printf("%s, read-only stream %.3f TB/s\n", runtime.properties(0).name.c_str(), ceiling);
   for (const LayerShape& shape : kShapes) {
     if (std::strstr(shape.name, only) == nullptr) continue;
-    Bench bench(shape, stream->get());
-    for (const int64_t tokens : sizes) bench.run(tokens, ceiling, tokens <= 8 ? 16 : 4);
+    for (const Format& format : kFormats) {
+      if (std::strcmp(format.name, only_format) != 0) continue;
+      Bench bench(shape, format, stream->get());
+      for (const int64_t tokens : sizes) bench.run(tokens, ceiling, tokens <= 8 ? 16 : 4);
+    }
   }
   return 0;
 }

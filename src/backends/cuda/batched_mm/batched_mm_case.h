@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -17,6 +18,7 @@
 #include "cadre/float16.h"
 #include "core/device_runtime.h"
 #include "core/str_cat.h"
+#include "quant/float8.h"
 
 namespace cadre {
 
@@ -40,6 +42,9 @@ struct Case {
   bool duplicates = false;   // an expert may stand twice in a row
   int64_t used_experts = 0;  // ids are below; 0: all
   uint32_t seed = 1;
+  std::optional<StorageFormat> quantized = {};  // else plain weights of `dtype`
+  ScaleLayout scales = {};
+  ActivationScheme activations = ActivationScheme::kNone;
 };
 
 inline std::string describe(const Case& c) {
@@ -47,7 +52,10 @@ inline std::string describe(const Case& c) {
                  " H=", c.config.hidden_size, " I=", c.config.intermediate_size, " ",
                  name_of(c.dtype), " layout ", static_cast<int>(c.layout), " gate ",
                  c.config.has_gate, " bias ", c.config.has_bias, " ", name_of(c.bias_dtype),
-                 " ids ", name_of(c.id_dtype), " row gap ", c.row_gap, " seed ", c.seed);
+                 " ids ", name_of(c.id_dtype), " row gap ", c.row_gap, " seed ", c.seed, " ",
+                 name_of(c.quantized.value_or(*plain_format(c.dtype))), " scales ",
+                 name_of(c.scales.dtype), " ", c.scales.block_rows, " x ", c.scales.block_cols,
+                 " activations ", static_cast<int>(c.activations));
 }
 
 inline void write_value(char* at, DType dtype, float value) {
@@ -114,10 +122,33 @@ class Data {
     q.config = c_.config;
     q.device = device;
     q.compute_dtype = c_.dtype;
-    q.format = *plain_format(c_.dtype);
+    q.format = format();
+    q.scale_layout = c_.scales;
+    q.activation_scheme = c_.activations;
     return q;
   }
   const std::shared_ptr<const ExpertsWeights>& weights() const { return gpu_weights_; }
+  /// E8M0 scales of up times 2^shift, of down by it: results keep their size.
+  void shift_exponents(int shift) {
+    const auto add = [](const std::vector<ExpertMatrix>& experts, int64_t rows, int64_t cols,
+                        int n) {
+      for (const ExpertMatrix& m : experts) {
+        auto* scales = static_cast<uint8_t*>(const_cast<void*>(m.scales));
+        for (int64_t i = 0; i < rows * ((cols + 31) / 32); ++i) {
+          scales[i] = static_cast<uint8_t>(scales[i] + n);
+        }
+      }
+    };
+    const ExpertsConfig& f = c_.config;
+    add(host_weights_.up, f.intermediate_size, f.hidden_size, shift);
+    add(host_weights_.down, f.hidden_size, f.intermediate_size, -shift);
+    for (const auto& memory : memory_) memory->upload();
+  }
+  /// The first scale of an expert's down matrix.
+  void set_down_scale(size_t expert, uint8_t code) {
+    *static_cast<uint8_t*>(const_cast<void*>(host_weights_.down[expert].scales)) = code;
+    for (const auto& memory : memory_) memory->upload();
+  }
 
   void make_routing() {
     const int64_t k = c_.config.top_k;
@@ -180,7 +211,7 @@ class Data {
   }
   std::vector<double> reference() const {
     std::vector<double> y(static_cast<size_t>(c_.tokens * c_.config.hidden_size));
-    reference_forward(c_.config, host_weights_, tokens(false), y.data());
+    reference_forward(c_.config, host_weights_, tokens(false), y.data(), c_.activations);
     return y;
   }
 
@@ -199,9 +230,79 @@ class Data {
     }
   }
 
+  StorageFormat format() const { return c_.quantized.value_or(*plain_format(c_.dtype)); }
+
+  // Codes whose values have about the size of 1 / unit, and scales with a deviation of that unit
+  // over it; up's blocks begin somewhere in a block where rows share one, as behind gate.
+  void add_quantized(int64_t n, int64_t k, float deviation, std::vector<ExpertMatrix>& host,
+                     std::vector<ExpertMatrix>& gpu) {
+    const int64_t e = c_.config.num_experts;
+    const bool is_fp4 = format() == StorageFormat::kFp4;
+    const bool transposed = c_.layout == Layout::kTransposed;
+    const int64_t row =
+        transposed ? 1 : row_bytes(format(), k) + (c_.layout == Layout::kPadded ? 16 : 0);
+    const int64_t col = transposed ? n : 1;
+    const int64_t each = (n * std::max(row, row_bytes(format(), k)) + 31) / 16 * 16;
+    const int64_t offset = c_.scales.block_rows > 1 ? static_cast<int64_t>(random_() % 7) : 0;
+    const int64_t blocks_down =
+        c_.scales.block_rows == 0 ? 1
+                                  : (n + offset + c_.scales.block_rows - 1) / c_.scales.block_rows;
+    const int64_t blocks_along =
+        c_.scales.block_cols == 0 ? 1 : (k + c_.scales.block_cols - 1) / c_.scales.block_cols;
+    const auto scale_bytes = static_cast<int64_t>(size_of(c_.scales.dtype));
+    // Scales of experts and rows of them begin anywhere.
+    const int64_t each_scales = blocks_down * blocks_along + 1;
+    auto codes = std::make_unique<Mirror>(static_cast<size_t>(e * each + 16), stream_);
+    auto scales =
+        std::make_unique<Mirror>(static_cast<size_t>(e * each_scales * scale_bytes), stream_);
+    std::normal_distribution<float> normal(0, is_fp4 ? 2.0F : 30.0F);
+    const float unit = deviation / (is_fp4 ? 2.0F : 30.0F);
+    for (int64_t i = 0; i < e; ++i) {
+      const int64_t place = c_.layout == Layout::kUneven && (i ^ 1) < e ? i ^ 1 : i;
+      char* const data =
+          codes->host.data() + place * each + (c_.layout == Layout::kShifted ? 1 : 0);
+      for (int64_t r = 0; r < n; ++r) {
+        for (int64_t q = 0; q < k; ++q) {
+          char& at = data[r * row + (is_fp4 ? q / 2 : q * col)];
+          if (!is_fp4) {
+            at = static_cast<char>(float_to_e4m3(normal(random_)));
+          } else {
+            const auto kept = static_cast<uint8_t>(q % 2 == 0 ? 0 : at & 0xf);
+            at = static_cast<char>(kept | float_to_e2m1(normal(random_)) << q % 2 * 4);
+          }
+        }
+      }
+      char* const scale = scales->host.data() + i * each_scales * scale_bytes;
+      for (int64_t s = 0; s < each_scales; ++s) {
+        const float value = unit * static_cast<float>(1 + random_() % 4) * 0.4F;
+        if (c_.scales.dtype == DType::kF32) {
+          write_value(scale + s * 4, DType::kF32, value);
+        } else {
+          scale[s] = static_cast<char>(127 + std::lround(std::log2(value)));
+        }
+      }
+      ExpertMatrix m;
+      m.data = data;
+      m.row_stride = row;
+      m.col_stride = col;
+      m.scales = scale;
+      m.scale_row_stride = blocks_along;
+      m.scale_row_offset = offset;
+      host.push_back(m);
+      m.data = codes->on_gpu() + (data - codes->host.data());
+      m.scales = scales->on_gpu() + (scale - scales->host.data());
+      gpu.push_back(m);
+    }
+    codes->upload();
+    scales->upload();
+    memory_.push_back(std::move(codes));
+    memory_.push_back(std::move(scales));
+  }
+
   // Rows of all experts of one projection; in the padded layout rows lie 8 elements apart more.
   void add_matrix(int64_t n, int64_t k, float deviation, std::vector<ExpertMatrix>& host,
                   std::vector<ExpertMatrix>& gpu) {
+    if (c_.quantized) return add_quantized(n, k, deviation, host, gpu);
     const int64_t e = c_.config.num_experts;
     const bool transposed = c_.layout == Layout::kTransposed;
     const int64_t row = transposed ? 1 : (c_.layout == Layout::kPadded ? k + 8 : k);
@@ -258,12 +359,13 @@ class Data {
     const int64_t i = c.intermediate_size;
     auto gpu = std::make_shared<ExpertsWeights>();
     gpu->device = kGpu;
-    gpu->format = host_weights_.format = *plain_format(c_.dtype);
+    gpu->format = host_weights_.format = format();
+    gpu->scale_layout = host_weights_.scale_layout = c_.scales;
     gpu->bias_dtype = host_weights_.bias_dtype = c_.bias_dtype;
     const float first = 1.0F / std::sqrt(static_cast<float>(h));
     const float second = 1.0F / std::sqrt(static_cast<float>(i));
     ExpertsWeights& host = host_weights_;
-    if (c.has_gate && c_.layout == Layout::kInterleaved) {
+    if (c.has_gate && c_.layout == Layout::kInterleaved && !c_.quantized) {
       add_matrix(2 * i, h, first, host.up, gpu->up);
       host.gate = host.up;
       gpu->gate = gpu->up;

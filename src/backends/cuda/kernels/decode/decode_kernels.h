@@ -9,8 +9,24 @@
 
 #include "backends/cuda/kernels/device_weights.h"
 #include "backends/cuda/kernels/gate_function.cuh"
+#include "backends/cuda/kernels/quantize_rows.h"
 
 namespace cadre::cuda {
+
+/// How quantised weights are stored. The fast kernels find the scale of a row by row_shift and of a
+/// group of 128 of k by col_shift.
+struct DecodeFormat {
+  StorageFormat format = StorageFormat::kBF16;
+  bool is_e8m0 = false;  // scales; else float32
+  int64_t block_rows = 0;
+  int64_t block_cols = 0;
+  int row_shift = 31;
+  int col_shift = 31;
+
+#ifdef __CUDACC__
+  __device__ int scale_bytes() const { return is_e8m0 ? 1 : 4; }
+#endif
+};
 
 /// One block of tokens, passed to kernels by value. Strides in elements.
 struct DecodeArgs {
@@ -38,9 +54,13 @@ struct DecodeArgs {
   DeviceVectors gate_bias;
   DeviceVectors up_bias;
   DeviceVectors down_bias;
-  void* h = nullptr;  // [pairs, h_stride] in the compute dtype; rows 16-byte aligned
-  int64_t h_stride = 0;
-  float* y = nullptr;  // [pairs, hidden]: down results of each pair
+  void* h = nullptr;  // [pairs, h_stride] in the compute dtype; rows 16-byte aligned; float32 where
+  int64_t h_stride = 0;  // activations become codes
+  float* y = nullptr;    // [pairs, hidden]: down results of each pair
+  DType compute_dtype = DType::kBF16;
+  DecodeFormat format;
+  ActivationCodes x_codes;  // of x and of h, where activations become codes
+  ActivationCodes h_codes;
 };
 
 /// A multiple of the 16 bytes that the fast kernels load at once.
@@ -56,11 +76,13 @@ struct DecodeDevice {
   int num_sms = 0;
   int shared_bytes = 0;               // that a block may have
   bool has_dependent_launch = false;  // compute capability 9.0 and up
-  cudaStream_t stream = nullptr;
+  const Stream* stream = nullptr;
 };
 
-/// Any layout, alignment and dtype.
-void decode_plain(DType dtype, const DecodeArgs& args, const DecodeDevice& device);
+/// Any layout, alignment and dtype of plain weights.
+void decode_plain(const DecodeArgs& args, const DecodeDevice& device);
+/// The same of quantised ones; activations become codes where args.x_codes is set.
+void decode_plain_quantized(const DecodeArgs& args, const DecodeDevice& device);
 
 /// Rows of weights and of x start at multiples of 16 bytes, are multiples of 16 bytes long and have
 /// col_stride 1; gate and up of an expert have one row_stride. False, and nothing launched, when
@@ -68,5 +90,12 @@ void decode_plain(DType dtype, const DecodeArgs& args, const DecodeDevice& devic
 bool decode_fast_bf16(const DecodeArgs& args, const DecodeDevice& device);
 bool decode_fast_f16(const DecodeArgs& args, const DecodeDevice& device);
 bool decode_fast_f32(const DecodeArgs& args, const DecodeDevice& device);
+/// Activations become codes; x may lie anywhere. Blocks of scales have rows by a power of two and
+/// k by 128 times a power of two, or all of them.
+bool decode_fast_fp8(const DecodeArgs& args, const DecodeDevice& device);
+
+/// Fills args.x_codes from x, and args.h_codes from the float32 h.
+void make_x_codes(const DecodeArgs& args, const DecodeDevice& device);
+void make_h_codes(const DecodeArgs& args, const DecodeDevice& device);
 
 }  // namespace cadre::cuda

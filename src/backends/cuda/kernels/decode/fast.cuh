@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "backends/cuda/kernels/decode/resident.cuh"
 #include "backends/cuda/kernels/decode/stream.cuh"
 #include "backends/cuda/kernels/decode/values.cuh"
 #include "backends/cuda/kernels/launch.h"
@@ -15,9 +16,19 @@ namespace cadre::cuda {
 
 #ifdef __CUDACC__
 
+/// The first scale of a row of quantised weights.
+__device__ inline const char* scales_at(const DecodeArgs& a, const DeviceMatrix& matrix, int row) {
+  const int64_t block = (row + matrix.scale_row_offset) >> a.format.row_shift;
+  return static_cast<const char*>(matrix.scales) +
+         block * matrix.scale_row_stride * a.format.scale_bytes();
+}
+
 /// A share of the rows of h of all entries, in tiles from the share's first row on.
-template <typename T, int kM>
+template <typename Operands, int kM>
 class UpJob {
+  using T = typename Operands::Weight;
+  using H = typename Operands::H;
+
  public:
   __device__ UpJob(const DecodeArgs& a, const Plan& plan)
       : a_(a), plan_(plan), has_gate_(a.gate_function.has_gate) {
@@ -52,6 +63,16 @@ class UpJob {
     return rows;
   }
 
+  /// Of row r of the tile, the upper half's behind the lower's; null: there is no such row.
+  __device__ const char* scales(int index, int r) const {
+    const Tile tile = tile_at(index);
+    const bool is_gate = has_gate_ && r < 8 * kM;
+    const int row = has_gate_ ? r % (8 * kM) : r;
+    if (row >= tile.rows) return nullptr;
+    const DeviceMatrices& matrices = is_gate ? a_.gate : a_.up;
+    return scales_at(a_, matrices.expert<T>(plan_.entry_expert[tile.entry]), tile.row + row);
+  }
+
   __device__ TileTokens tokens(int index) const {
     const int entry = tile_at(index).entry;
     return {plan_.entry_first[entry], plan_.entry_count[entry]};
@@ -69,7 +90,7 @@ class UpJob {
       const int token = e / (8 * kM);
       int r = e % (8 * kM);
       const float* at = sums + place_of_sum<kN>(r, token);
-      T* h = static_cast<T*>(a_.h) + plan_.pair[first + token] * a_.h_stride + tile.row;
+      H* h = static_cast<H*>(a_.h) + plan_.pair[first + token] * a_.h_stride + tile.row;
 #pragma unroll 1
       for (; r < tile.rows; r += 8 * kM) {  // without a gate, the upper half is rows of its own
         float up = has_gate_ ? at[kUpperHalf] : at[0];
@@ -78,7 +99,7 @@ class UpJob {
           up += bias_of(a_.up_bias, a_.bias_dtype, expert, tile.row + r);
           if (has_gate_) gate += bias_of(a_.gate_bias, a_.bias_dtype, expert, tile.row + r);
         }
-        h[r] = from_float<T>(apply(a_.gate_function, gate, up));
+        h[r] = from_float<H>(apply(a_.gate_function, gate, up));
         at += kUpperHalf;
       }
     }
@@ -132,8 +153,10 @@ class UpJob {
 };
 
 /// Output columns [begin, end): all entries for each block of up to 16 * kM of them.
-template <typename T, int kM>
+template <typename Operands, int kM>
 class DownJob {
+  using T = typename Operands::Weight;
+
  public:
   __device__ DownJob(const DecodeArgs& a, const Plan& plan) : a_(a), plan_(plan) {
     const auto hidden = static_cast<uint32_t>(a.hidden);
@@ -168,6 +191,12 @@ class DownJob {
     rows.low_rows = min(tile.rows, 8 * kM);
     rows.high_rows = tile.rows - rows.low_rows;
     return rows;
+  }
+
+  __device__ const char* scales(int index, int r) const {
+    const Tile tile = tile_at(index);
+    if (r >= tile.rows) return nullptr;
+    return scales_at(a_, a_.down.expert<T>(plan_.entry_expert[tile.entry]), tile.row + r);
   }
 
   __device__ TileTokens tokens(int index) const {
@@ -217,15 +246,6 @@ class DownJob {
   int num_tiles_;
 };
 
-template <typename T, typename Shape>
-__device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
-  const UpJob<T, Shape::kM> job(a, plan);
-  const TokenRows x = {static_cast<const char*>(a.x), a.x_stride * int64_t{sizeof(T)}};
-  WeightStream<T, Shape, UpJob<T, Shape::kM>> stream(memory, plan, job, x, a.hidden);
-  stream.start_weights();
-  stream.run(kSignalLeft);
-}
-
 /// Brings the arguments near, while there is nothing else to do.
 __device__ inline void touch(const DecodeArgs& a) {
   asm volatile("" ::"l"(a.ids), "l"(a.x), "l"(a.gate.table), "l"(a.up.table), "l"(a.down.table),
@@ -233,77 +253,105 @@ __device__ inline void touch(const DecodeArgs& a) {
 }
 
 /// Of an entry.
-template <Size kSize>
-inline constexpr int kMostTokens = kSize == Size::kMany ? kMaxEntryTokens : kSmallTokens;
+template <typename Shapes>
+inline constexpr int kMostTokens = std::max(Shapes::kMostTokens, kSmallTokens);
 
-template <typename T, Size kSize>
-__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
-    fast_up(const __grid_constant__ DecodeArgs a) {
-  using Of = UpShapes<kSize>;
-  extern __shared__ __align__(128) char memory[];
-  touch(a);
-  wait_for_previous_kernel();
-  const Plan plan = build_plan<kStreamThreads>(memory, a, true, kMostTokens<kSize>);
-  char* const ring = memory + plan_bytes(a.num_tokens * a.top_k, a.num_experts);
-  if constexpr (kSize != Size::kMany) {
-    up_of<T, typename Of::One>(a, plan, ring);
-  } else {
-    if (plan.largest_count <= 8) return up_of<T, typename Of::One>(a, plan, ring);
-    if (plan.largest_count <= 16) return up_of<T, typename Of::Two>(a, plan, ring);
-    if (plan.largest_count <= 24) return up_of<T, typename Of::Three>(a, plan, ring);
-    if (plan.largest_count <= 32) return up_of<T, typename Of::Four>(a, plan, ring);
-    up_of<T, typename Of::Eight>(a, plan, ring);
-  }
+/// Whether a kernel of its own makes codes of the activations, ahead of `up` and of `down`. For one
+/// token each block does.
+template <Kind kKind, Size kSize>
+inline constexpr bool kHasCodes = kKind == Kind::kFp8&& kSize != Size::kOne;
+
+__device__ inline TokenRows rows_of(const ActivationCodes& rows) {
+  return {reinterpret_cast<const char*>(rows.codes), rows.stride, rows.scales, rows.groups};
 }
 
-template <typename T, typename Shape>
-__device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int behind) {
-  DownJob<T, Shape::kM> job(a, plan);
-  if (Shape::kBytes + job.y_bytes() <= behind) {
-    job.place_y(reinterpret_cast<float*>(memory + Shape::kBytes));
+template <typename Operands, Size kSize, typename Shape>
+__device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
+  constexpr bool kIsPlain = Operands::kKind == Kind::kPlain;
+  using Job = UpJob<Operands, Shape::kM>;
+  const Job job(a, plan);
+  const auto x = [&]() -> TokenRows {
+    if constexpr (Shape::kIsResident) {
+      return resident_rows<Shape>(memory + Shape::kBytes, 1, a.hidden);
+    } else if constexpr (kHasCodes<Operands::kKind, kSize>) {
+      return rows_of(a.x_codes);
+    } else {
+      return {static_cast<const char*>(a.x),
+              a.x_stride * int64_t{sizeof(typename Operands::Number)}};
+    }
+  }();
+  WeightStream<Operands, Shape, Job> stream(a, memory, plan, job, x, a.hidden);
+  stream.start_weights();
+  if constexpr (Shape::kIsResident) {
+    place_x<Shape>(a, x);
+    __syncthreads();
+  } else if constexpr (!kIsPlain && kHasCodes<Operands::kKind, kSize>) {
+    wait_for_previous_kernel();
   }
-  const TokenRows h = {static_cast<const char*>(a.h), a.h_stride * int64_t{sizeof(T)}};
-  WeightStream<T, Shape, DownJob<T, Shape::kM>> stream(memory, plan, job, h, a.intermediate);
+  stream.run(kSignalLeft);
+}
+
+template <typename Operands, Size kSize>
+__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
+    fast_up(const __grid_constant__ DecodeArgs a) {
+  using Shapes = UpShapes<Operands::kKind, kSize>;
+  extern __shared__ __align__(128) char memory[];
+  touch(a);
+  // Before the codes of x are made, the routing is there.
+  if constexpr (!kHasCodes<Operands::kKind, kSize>) wait_for_previous_kernel();
+  const Plan plan = build_plan<kStreamThreads>(memory, a, true, kMostTokens<Shapes>);
+  char* const ring = memory + plan_bytes(a.num_tokens * a.top_k, a.num_experts);
+  Shapes::with(plan.largest_count,
+               [&](auto shape) { up_of<Operands, kSize, decltype(shape)>(a, plan, ring); });
+}
+
+template <typename Operands, Size kSize, typename Shape>
+__device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int behind) {
+  using Job = DownJob<Operands, Shape::kM>;
+  Job job(a, plan);
+  const auto resident = static_cast<int>(resident_bytes<Shape>(a.top_k, a.intermediate));
+  if (Shape::kBytes + resident + job.y_bytes() <= behind) {
+    job.place_y(reinterpret_cast<float*>(memory + Shape::kBytes + resident));
+  }
+  const auto h = [&]() -> TokenRows {
+    if constexpr (Shape::kIsResident) {
+      return resident_rows<Shape>(memory + Shape::kBytes, a.top_k, a.intermediate);
+    } else if constexpr (kHasCodes<Operands::kKind, kSize>) {
+      return rows_of(a.h_codes);
+    } else {
+      return {static_cast<const char*>(a.h), a.h_stride * int64_t{sizeof(typename Operands::H)}};
+    }
+  }();
+  WeightStream<Operands, Shape, Job> stream(a, memory, plan, job, h, a.intermediate);
   if (Shape::kTokens == 1) {
     stream.start_weights_slowly();  // the last chunks of `up` and its h go first
   } else {
     stream.start_weights();
   }
-  load_routing_weights<T>(plan, a);
+  load_routing_weights<typename Operands::Output>(plan, a);
   wait_for_previous_kernel();
+  if constexpr (Shape::kIsResident) {
+    place_h<Shape>(a, h);
+    __syncthreads();
+  }
   stream.run(INT_MAX);
   __syncthreads();
-  combine<T>(a, plan, job.begin, job.end - job.begin, job.y, job.y_stride);
+  combine<typename Operands::Output>(a, plan, job.begin, job.end - job.begin, job.y, job.y_stride);
 }
 
-template <typename T, Size kSize, int kM>
+template <typename Operands, Size kSize, int kM>
 __global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
     fast_down(const __grid_constant__ DecodeArgs a, int shared_bytes) {
-  using Of = DownShapes<kSize, kM>;
+  using Shapes = DownShapes<Operands::kKind, kSize, kM>;
   extern __shared__ __align__(128) char memory[];
   touch(a);
   // The routing is older than `up`, which began when it was there.
-  const Plan plan = build_plan<kStreamThreads>(memory, a, false, kMostTokens<kSize>);
+  const Plan plan = build_plan<kStreamThreads>(memory, a, false, kMostTokens<Shapes>);
   const int used = static_cast<int>(plan_bytes(a.num_tokens * a.top_k, a.num_experts));
   char* const ring = memory + used;
   const int left = shared_bytes - used;
-  if constexpr (kSize != Size::kMany) {
-    down_of<T, typename Of::One>(a, plan, ring, left);
-  } else {
-    if (plan.largest_count <= 8) {
-      return down_of<T, typename Of::One>(a, plan, ring, left);
-    }
-    if (plan.largest_count <= 16) {
-      return down_of<T, typename Of::Two>(a, plan, ring, left);
-    }
-    if (plan.largest_count <= 24) {
-      return down_of<T, typename Of::Three>(a, plan, ring, left);
-    }
-    if (plan.largest_count <= 32) {
-      return down_of<T, typename Of::Four>(a, plan, ring, left);
-    }
-    down_of<T, typename Of::Eight>(a, plan, ring, left);
-  }
+  Shapes::with(plan.largest_count,
+               [&](auto shape) { down_of<Operands, kSize, decltype(shape)>(a, plan, ring, left); });
 }
 
 /// All of the memory that is L1 or shared is shared, so that a kernel finds room beside another.
@@ -314,13 +362,16 @@ void take_shared_memory(Kernel kernel) {
 }
 
 /// False when the device has too little shared memory.
-template <typename T, Size kSize, int kM>
+template <typename Operands, Size kSize, int kM>
 bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
   const int grid = device.num_sms;
   const size_t limit = static_cast<size_t>(device.shared_bytes) - kStaticShared;
   const size_t plan = plan_bytes(a.num_tokens * a.top_k, a.num_experts);
-  const size_t up_bytes = UpShapes<kSize>::kBytes + plan;
-  const size_t down_bytes = DownShapes<kSize, kM>::kBytes + plan;
+  using Up = UpShapes<Operands::kKind, kSize>;
+  using Down = DownShapes<Operands::kKind, kSize, kM>;
+  const size_t up_bytes = Up::kBytes + resident_bytes<typename Up::Smallest>(1, a.hidden) + plan;
+  const size_t down_bytes =
+      Down::kBytes + resident_bytes<typename Down::Smallest>(a.top_k, a.intermediate) + plan;
   if (std::max(up_bytes, down_bytes) > limit) return false;
   // For what `down` finds, shared or not: the results of all pairs for its columns.
   const size_t columns = (a.hidden + grid - 1) / grid;
@@ -329,31 +380,30 @@ bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
       kSize == Size::kOne ? kSharedOfTwo - std::min(up_bytes, kSharedOfTwo) : limit;
   const size_t shared_bytes = std::max(down_bytes, std::min({down_bytes + y_bytes, wanted, limit}));
   const Launch mode = device.has_dependent_launch ? Launch::kDependent : Launch::kPlain;
-  const auto up = fast_up<T, kSize>;
-  const auto down = fast_down<T, kSize, kM>;
+  const auto up = fast_up<Operands, kSize>;
+  const auto down = fast_down<Operands, kSize, kM>;
   take_shared_memory(up);
   take_shared_memory(down);
   allow_shared_memory(up, up_bytes);
   allow_shared_memory(down, shared_bytes);
-  launch("batched_mm fast_up", up, grid, kStreamThreads, up_bytes, device.stream, mode, a);
-  launch("batched_mm fast_down", down, grid, kStreamThreads, shared_bytes, device.stream, mode, a,
-         static_cast<int>(shared_bytes));
+  if constexpr (kHasCodes<Operands::kKind, kSize>) make_x_codes(a, device);
+  launch("batched_mm fast_up", up, grid, kStreamThreads, up_bytes, stream_of(*device.stream), mode,
+         a);
+  if constexpr (kHasCodes<Operands::kKind, kSize>) make_h_codes(a, device);
+  launch("batched_mm fast_down", down, grid, kStreamThreads, shared_bytes,
+         stream_of(*device.stream), mode, a, static_cast<int>(shared_bytes));
   return true;
 }
 
-template <typename T, Size kSize>
+template <typename Operands, Size kSize>
 bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
   const bool is_narrow = (a.hidden + device.num_sms - 1) / device.num_sms <= 16;
-  return is_narrow ? launch_fast<T, kSize, 1>(a, device) : launch_fast<T, kSize, 2>(a, device);
+  return is_narrow ? launch_fast<Operands, kSize, 1>(a, device)
+                   : launch_fast<Operands, kSize, 2>(a, device);
 }
 
-template <typename T>
-bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
-  // One token is one entry for each slot, so an entry never has two.
-  if (a.num_tokens == 1 && a.top_k <= 32 && launch_fast<T, Size::kOne>(a, device)) return true;
-  if (a.num_tokens > kSmallTokens && launch_fast<T, Size::kMany>(a, device)) return true;
-  return launch_fast<T, Size::kFew>(a, device) || launch_fast<T, Size::kLean, 1>(a, device);
-}
+/// Whether the call may go through Size::kOne: one token is one entry for each slot.
+inline bool is_one(const DecodeArgs& a) { return a.num_tokens == 1 && a.top_k <= 32; }
 
 #endif
 

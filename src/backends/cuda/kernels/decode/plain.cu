@@ -3,7 +3,8 @@
 #include "backends/cuda/kernels/decode/decode_kernels.h"
 #include "backends/cuda/kernels/decode/values.cuh"
 #include "backends/cuda/kernels/launch.h"
-#include "cadre/error.h"
+#include "backends/cuda/kernels/small_floats.cuh"
+#include "quant/activations.h"
 
 namespace cadre::cuda {
 namespace {
@@ -29,25 +30,22 @@ __device__ Item item_of(const Plan& plan, int64_t index, int row_blocks) {
           static_cast<int>(index % row_blocks) * kRows};
 }
 
-// sums[n][row of the item] = W x_n, by all threads of the block. Lanes lie along k when rows are
-// dense, else along rows.
-template <typename T>
-__device__ void multiply(const DeviceMatrix& w, const Item& item, int num_rows, int k, const T* x,
-                         int64_t x_stride, float (*sums)[kRows]) {
+// sums[n][row of the item] = W x_n, by all threads of the block. weight(row, i) and token(row, i)
+// are numbers as float32. Lanes lie along k when rows are dense, else along rows.
+template <typename Weight, typename Token>
+__device__ void multiply(bool along_k, const Item& item, int num_rows, int k, const Weight& weight,
+                         const Token& token, float (*sums)[kRows]) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const T* data = static_cast<const T*>(w.data);
-  const bool along_k = w.col_stride <= w.row_stride || w.col_stride == 1;
   if (along_k) {
     for (int r = warp; r < kRows; r += kWarps) {
       float acc[kTokens] = {};
       if (item.row + r < num_rows) {
-        const T* row = data + (item.row + r) * w.row_stride;
         for (int i = lane; i < k; i += 32) {
-          const float value = to_float(row[i * w.col_stride]);
+          const float value = weight(item.row + r, i);
 #pragma unroll
           for (int n = 0; n < kTokens; ++n) {
-            if (n < item.count) acc[n] += value * to_float(x[item.rows[n] * x_stride + i]);
+            if (n < item.count) acc[n] += value * token(item.rows[n], i);
           }
         }
       }
@@ -63,12 +61,11 @@ __device__ void multiply(const DeviceMatrix& w, const Item& item, int num_rows, 
   __shared__ float parts[kWarps][kTokens][kRows];
   float acc[kTokens] = {};
   if (item.row + lane < num_rows) {
-    const T* row = data + (item.row + lane) * w.row_stride;
     for (int i = warp; i < k; i += kWarps) {
-      const float value = to_float(row[i * w.col_stride]);
+      const float value = weight(item.row + lane, i);
 #pragma unroll
       for (int n = 0; n < kTokens; ++n) {
-        if (n < item.count) acc[n] += value * to_float(x[item.rows[n] * x_stride + i]);
+        if (n < item.count) acc[n] += value * token(item.rows[n], i);
       }
     }
   }
@@ -82,6 +79,85 @@ __device__ void multiply(const DeviceMatrix& w, const Item& item, int num_rows, 
 }
 static_assert(kThreads == kTokens * kRows);
 
+// What the kernels read and write, by the type of the numbers; void: quantised weights.
+template <typename T>
+struct Numbers {
+  using Weight = T;
+  using Output = T;
+  const DecodeArgs& a;
+
+  __device__ float weight(const DeviceMatrix& w, int row, int i) const {
+    return to_float(static_cast<const T*>(w.data)[row * w.row_stride + i * w.col_stride]);
+  }
+  __device__ float x(int64_t row, int i) const {
+    return to_float(static_cast<const T*>(a.x)[row * a.x_stride + i]);
+  }
+  __device__ float h(int64_t row, int i) const {
+    return to_float(static_cast<const T*>(a.h)[row * a.h_stride + i]);
+  }
+  __device__ void write_h(int64_t row, int i, float value) const {
+    static_cast<T*>(a.h)[row * a.h_stride + i] = from_float<T>(value);
+  }
+};
+
+template <>
+struct Numbers<void> {
+  using Weight = uint8_t;
+  using Output = void;
+  const DecodeArgs& a;
+
+  __device__ float scale(const DeviceMatrix& w, int64_t row, int i) const {
+    const DecodeFormat& f = a.format;
+    const int64_t down = f.block_rows == 0 ? 0 : (row + w.scale_row_offset) / f.block_rows;
+    const int64_t along = f.block_cols == 0 ? 0 : i / f.block_cols;
+    const int64_t at = down * w.scale_row_stride + along * w.scale_col_stride;
+    return f.is_e8m0 ? e8m0_value(static_cast<const uint8_t*>(w.scales)[at])
+                     : static_cast<const float*>(w.scales)[at];
+  }
+  __device__ float weight(const DeviceMatrix& w, int64_t row, int i) const {
+    const auto* const codes = static_cast<const uint8_t*>(w.data) + row * w.row_stride;
+    const float value = a.format.format == StorageFormat::kFp4
+                            ? e2m1_value(codes[i / 2] >> i % 2 * 4)
+                            : __low2float(e4m3_pair(codes[i * w.col_stride]));
+    return value * scale(w, row, i);
+  }
+  __device__ static float decoded(const ActivationCodes& rows, int64_t row, int i) {
+    return __low2float(e4m3_pair(rows.codes[row * rows.stride + i])) *
+           rows.scales[row * rows.groups + i / kActivationGroup];
+  }
+  __device__ float x(int64_t row, int i) const {
+    if (a.x_codes.codes != nullptr) return decoded(a.x_codes, row, i);
+    return read_number<void>(a.x, row * a.x_stride + i, a.compute_dtype);
+  }
+  __device__ float h(int64_t row, int i) const {
+    if (a.h_codes.codes != nullptr) return decoded(a.h_codes, row, i);
+    return read_number<void>(a.h, row * a.h_stride + i, a.compute_dtype);
+  }
+  __device__ void write_h(int64_t row, int i, float value) const {
+    const DType dtype = a.h_codes.codes != nullptr ? DType::kF32 : a.compute_dtype;
+    write_number<void>(a.h, row * a.h_stride + i, dtype, value);
+  }
+};
+
+template <typename T>
+__device__ void multiply_x(const DecodeArgs& a, const DeviceMatrix& w, const Item& item,
+                           float (*sums)[kRows]) {
+  const Numbers<T> numbers{a};
+  multiply(
+      w.col_stride <= w.row_stride || w.col_stride == 1, item, a.intermediate, a.hidden,
+      [&](int row, int i) { return numbers.weight(w, row, i); },
+      [&](int row, int i) { return numbers.x(row, i); }, sums);
+}
+template <typename T>
+__device__ void multiply_h(const DecodeArgs& a, const DeviceMatrix& w, const Item& item,
+                           float (*sums)[kRows]) {
+  const Numbers<T> numbers{a};
+  multiply(
+      w.col_stride <= w.row_stride || w.col_stride == 1, item, a.hidden, a.intermediate,
+      [&](int row, int i) { return numbers.weight(w, row, i); },
+      [&](int row, int i) { return numbers.h(row, i); }, sums);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads) plain_up(DecodeArgs a) {
   extern __shared__ __align__(16) char memory[];
@@ -90,13 +166,13 @@ __global__ void __launch_bounds__(kThreads) plain_up(DecodeArgs a) {
   const Plan plan = build_plan<kThreads>(memory, a, true, kTokens);
   const int row_blocks = (a.intermediate + kRows - 1) / kRows;
   const int64_t items = int64_t{plan.num_entries} * row_blocks;
-  const T* x = static_cast<const T*>(a.x);
+  using Weight = typename Numbers<T>::Weight;
   for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
     const Item item = item_of(plan, i, row_blocks);
     if (a.gate_function.has_gate) {
-      multiply(a.gate.expert<T>(item.expert), item, a.intermediate, a.hidden, x, a.x_stride, gates);
+      multiply_x<T>(a, a.gate.expert<Weight>(item.expert), item, gates);
     }
-    multiply(a.up.expert<T>(item.expert), item, a.intermediate, a.hidden, x, a.x_stride, ups);
+    multiply_x<T>(a, a.up.expert<Weight>(item.expert), item, ups);
     const int n = threadIdx.x / kRows;
     const int r = threadIdx.x % kRows;
     const int row = item.row + r;
@@ -105,8 +181,7 @@ __global__ void __launch_bounds__(kThreads) plain_up(DecodeArgs a) {
                              ? gates[n][r] + bias_of(a.gate_bias, a.bias_dtype, item.expert, row)
                              : 0;
       const float up = ups[n][r] + bias_of(a.up_bias, a.bias_dtype, item.expert, row);
-      static_cast<T*>(a.h)[item.pairs[n] * a.h_stride + row] =
-          from_float<T>(apply(a.gate_function, gate, up));
+      Numbers<T>{a}.write_h(item.pairs[n], row, apply(a.gate_function, gate, up));
     }
     __syncthreads();
   }
@@ -118,14 +193,14 @@ __global__ void __launch_bounds__(kThreads) plain_down(DecodeArgs a) {
   extern __shared__ __align__(16) char memory[];
   __shared__ float sums[kTokens][kRows];
   const Plan plan = build_plan<kThreads>(memory, a, false, kTokens);
-  load_routing_weights<T>(plan, a);
+  load_routing_weights<typename Numbers<T>::Output>(plan, a);
   __syncthreads();
   const int row_blocks = (a.hidden + kRows - 1) / kRows;
-  const T* h = static_cast<const T*>(a.h);
+  using Weight = typename Numbers<T>::Weight;
   for (int block = blockIdx.x; block < row_blocks; block += gridDim.x) {
     for (int entry = 0; entry < plan.num_entries; ++entry) {
       const Item item = item_of(plan, int64_t{entry} * row_blocks + block, row_blocks);
-      multiply(a.down.expert<T>(item.expert), item, a.hidden, a.intermediate, h, a.h_stride, sums);
+      multiply_h<T>(a, a.down.expert<Weight>(item.expert), item, sums);
       const int n = threadIdx.x / kRows;
       const int row = item.row + threadIdx.x % kRows;
       if (n < item.count && row < a.hidden) {
@@ -135,7 +210,7 @@ __global__ void __launch_bounds__(kThreads) plain_down(DecodeArgs a) {
     }
     const int column = block * kRows + threadIdx.x % kRows;
     for (int t = threadIdx.x / kRows; t < a.num_tokens && column < a.hidden; t += kTokens) {
-      combine_one<T>(a, plan, t, column, a.y + column, a.hidden);
+      combine_one<typename Numbers<T>::Output>(a, plan, t, column, a.y + column, a.hidden);
     }
     __syncthreads();
   }
@@ -147,18 +222,24 @@ void run(const DecodeArgs& args, const DecodeDevice& device) {
   allow_shared_memory(plain_up<T>, shared);
   allow_shared_memory(plain_down<T>, shared);
   const auto grid = static_cast<unsigned>(device.num_sms * 4);
-  launch("batched_mm plain_up", plain_up<T>, grid, kThreads, shared, device.stream, Launch::kPlain,
+  const cudaStream_t stream = stream_of(*device.stream);
+  if (args.x_codes.codes != nullptr) make_x_codes(args, device);
+  launch("batched_mm plain_up", plain_up<T>, grid, kThreads, shared, stream, Launch::kPlain, args);
+  if (args.h_codes.codes != nullptr) make_h_codes(args, device);
+  launch("batched_mm plain_down", plain_down<T>, grid, kThreads, shared, stream, Launch::kPlain,
          args);
-  launch("batched_mm plain_down", plain_down<T>, grid, kThreads, shared, device.stream,
-         Launch::kPlain, args);
 }
 
 }  // namespace
 
-void decode_plain(DType dtype, const DecodeArgs& args, const DecodeDevice& device) {
-  if (dtype == DType::kBF16) return run<__nv_bfloat16>(args, device);
-  if (dtype == DType::kF16) return run<__half>(args, device);
+void decode_plain(const DecodeArgs& args, const DecodeDevice& device) {
+  if (args.compute_dtype == DType::kBF16) return run<__nv_bfloat16>(args, device);
+  if (args.compute_dtype == DType::kF16) return run<__half>(args, device);
   run<float>(args, device);
+}
+
+void decode_plain_quantized(const DecodeArgs& args, const DecodeDevice& device) {
+  run<void>(args, device);
 }
 
 }  // namespace cadre::cuda

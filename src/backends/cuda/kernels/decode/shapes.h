@@ -7,28 +7,49 @@
 
 namespace cadre::cuda {
 
+/// What rows of weights hold, and what their tokens are then: for kPlain numbers of the compute
+/// dtype on both sides, for kFp8 e4m3 codes on both sides.
+enum class Kind { kPlain, kFp8 };
+
+/// Of k under one scale of a token.
+inline constexpr int kFp8Group = 128;
+
 /// A ring of kStages stages for each of kWarps warps. A stage holds kChunk bytes (128 or 256) of
-/// 16 * kM rows of weights, the upper 8 * kM of them a half of their own (up beside gate), and of
-/// kTokens rows of tokens (1, or a multiple of 8).
-template <int kWarps_, int kM_, int kTokens_, int kChunk_, int kStages_>
+/// 16 * kM rows of weights, the upper 8 * kM of them a half of their own (up beside gate), and what
+/// belongs to them of kTokens rows of tokens (1, or a multiple of 8). With quantised weights the
+/// scales are there too; and one token is not in the ring, but in shared memory as a whole.
+template <Kind kKind_, int kWarps_, int kM_, int kTokens_, int kChunk_, int kStages_>
 struct StreamShape {
+  static constexpr Kind kKind = kKind_;
   static constexpr int kWarps = kWarps_;
   static constexpr int kM = kM_;
   static constexpr int kTokens = kTokens_;
   static constexpr int kN = (kTokens + 7) / 8;
   static constexpr int kChunk = kChunk_;
   static constexpr int kStages = kStages_;
+  static constexpr bool kIsResident = kKind != Kind::kPlain && kTokens == 1;
   static constexpr int kPieces = kChunk / 16;       // of a row, each 16 bytes
   static constexpr int kRowsAtOnce = 32 / kPieces;  // that a warp copies in one instruction
+  static constexpr int kRows = 16 * kM;
   static constexpr int kHalf = 8 * kM;
   static constexpr int kHalfBytes = kHalf * kChunk;
-  static constexpr int kStageBytes = 2 * kHalfBytes + kTokens * kChunk;
+  // kFp8: a word with the scale and one with its place in the word, for each group of each row.
+  static constexpr int kGroups = kChunk / kFp8Group;
+  static constexpr int kRowScaleBytes = kKind == Kind::kFp8 ? 8 * kGroups : 0;
+  static constexpr int kTokenScaleBytes = kKind == Kind::kFp8 && !kIsResident ? 4 * kGroups : 0;
+  static constexpr int kTokensAt = 2 * kHalfBytes;  // in a stage
+  static constexpr int kScalesAt = kTokensAt + (kIsResident ? 0 : kTokens * kChunk);
+  static constexpr int kTokenScalesAt = kScalesAt + kRows * kRowScaleBytes;
+  static constexpr int kStageBytes = (kTokenScalesAt + kTokens * kTokenScaleBytes + 15) / 16 * 16;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kPartFloats = kM * kN * 4 * 32;
   static constexpr int kPartBytes = kPartFloats * 4;
   static constexpr int kBytes = kWarps * (kRingBytes + 2 * kPartBytes);
   // Sums of one output that are kept apart, so that products need not wait for each other.
   static constexpr int kSets = kM * kN >= 4 ? 1 : 4 / (kM * kN);
+  // The tokens of a stage are too many to be in registers at once: its place is free for the next
+  // copies only when all is multiplied.
+  static constexpr bool kReadsTokensLate = kKind == Kind::kFp8 && kN >= 4;
 };
 
 /// Where a tile's sum of row r (below 8 * kM, of the lower half) and a token lies among its sums;
@@ -42,7 +63,6 @@ inline constexpr int kUpperHalf = 2 * 32;
 inline constexpr int kStreamWarps = 8;
 inline constexpr int kStreamThreads = kStreamWarps * 32;
 inline constexpr int kSmallTokens = 8;
-inline constexpr int kMaxEntryTokens = 64;
 inline constexpr size_t kSharedOfTwo = 226 * 1024;  // Hopper's 228 KiB, less what two blocks cost
 inline constexpr size_t kStaticShared = 1024;       // more than the kernels have
 inline constexpr int kSignalLeft =
@@ -54,63 +74,87 @@ inline constexpr int kSignalLeft =
 /// largest number of tokens of an expert.
 enum class Size { kOne, kFew, kMany, kLean };
 
-template <int kM, int kTokens, int kChunk, int kStages>
-using Shape = StreamShape<kStreamWarps, kM, kTokens, kChunk, kStages>;
+template <Kind kKind, int kM, int kTokens, int kChunk, int kStages>
+using Shape = StreamShape<kKind, kStreamWarps, kM, kTokens, kChunk, kStages>;
 
-/// The shape of one path, for up to 8 tokens of an expert, or of five, for up to 8, 16, 24, 32
-/// and 64.
-template <typename One_>
-struct Single {
-  using One = One_;
-  static constexpr int kBytes = One::kBytes;
-};
-template <typename One_, typename Two_, typename Three_, typename Four_, typename Eight_>
+/// Shapes by the largest number of tokens of an entry, ascending.
+template <typename First, typename... Rest>
 struct Choice {
-  using One = One_;
-  using Two = Two_;
-  using Three = Three_;
-  using Four = Four_;
-  using Eight = Eight_;
-  static constexpr int kBytes =
-      std::max({One::kBytes, Two::kBytes, Three::kBytes, Four::kBytes, Eight::kBytes});
+  using Smallest = First;
+  static constexpr int kBytes = std::max({First::kBytes, Rest::kBytes...});
+  static constexpr int kMostTokens = std::max({First::kTokens, Rest::kTokens...});
+
+  /// act(S{}) with the first shape S that takes so many tokens.
+  template <typename Act>
+  static constexpr void with(int tokens, const Act& act) {
+    if constexpr (sizeof...(Rest) > 0) {
+      if (tokens > First::kTokens) return Choice<Rest...>::with(tokens, act);
+    }
+    act(First{});
+  }
 };
 
-template <Size kSize>
+/// Of a kind of operands; kM of `down` is 1 where a block has up to 16 columns.
+template <Kind kKind, Size kSize>
 struct UpShapes;
-template <Size kSize, int kM>
+template <Kind kKind, Size kSize, int kM>
 struct DownShapes;
 
 // Tiles of few rows of h make even shares; tiles of many need fewer instructions for a byte.
 template <>
-struct UpShapes<Size::kOne> : Single<Shape<1, 1, 256, 2>> {};
+struct UpShapes<Kind::kPlain, Size::kOne> : Choice<Shape<Kind::kPlain, 1, 1, 256, 2>> {};
 template <>
-struct DownShapes<Size::kOne, 1> : Single<Shape<1, 1, 256, 4>> {};
+struct DownShapes<Kind::kPlain, Size::kOne, 1> : Choice<Shape<Kind::kPlain, 1, 1, 256, 4>> {};
 template <>
-struct DownShapes<Size::kOne, 2> : Single<Shape<2, 1, 128, 3>> {};
+struct DownShapes<Kind::kPlain, Size::kOne, 2> : Choice<Shape<Kind::kPlain, 2, 1, 128, 3>> {};
 
 template <>
-struct UpShapes<Size::kFew> : Single<Shape<2, 8, 256, 2>> {};
+struct UpShapes<Kind::kPlain, Size::kFew> : Choice<Shape<Kind::kPlain, 2, 8, 256, 2>> {};
 template <>
-struct DownShapes<Size::kFew, 1> : Single<Shape<1, 8, 256, 4>> {};
+struct DownShapes<Kind::kPlain, Size::kFew, 1> : Choice<Shape<Kind::kPlain, 1, 8, 256, 4>> {};
 template <>
-struct DownShapes<Size::kFew, 2> : Single<Shape<2, 8, 256, 2>> {};
+struct DownShapes<Kind::kPlain, Size::kFew, 2> : Choice<Shape<Kind::kPlain, 2, 8, 256, 2>> {};
+
+/// Rows of 16-bit numbers and of e4m3 codes alike.
+template <Kind kKind>
+using ManyWide = Choice<Shape<kKind, 2, 8, 256, 2>, StreamShape<kKind, 7, 2, 16, 256, 2>,
+                        StreamShape<kKind, 6, 2, 24, 256, 2>, StreamShape<kKind, 5, 2, 32, 256, 2>,
+                        StreamShape<kKind, 6, 1, 64, 128, 2>>;
+template <Kind kKind, int kFirstStages>
+using ManyNarrow = Choice<Shape<kKind, 1, 8, 256, kFirstStages>, Shape<kKind, 1, 16, 256, 2>,
+                          Shape<kKind, 1, 24, 256, 2>, StreamShape<kKind, 7, 1, 32, 256, 2>,
+                          StreamShape<kKind, 6, 1, 64, 128, 2>>;
 
 template <>
-struct UpShapes<Size::kMany>
-    : Choice<Shape<2, 8, 256, 2>, StreamShape<7, 2, 16, 256, 2>, StreamShape<6, 2, 24, 256, 2>,
-             StreamShape<5, 2, 32, 256, 2>, StreamShape<6, 1, 64, 128, 2>> {};
+struct UpShapes<Kind::kPlain, Size::kMany> : ManyWide<Kind::kPlain> {};
 template <>
-struct DownShapes<Size::kMany, 1>
-    : Choice<Shape<1, 8, 256, 4>, Shape<1, 16, 256, 2>, Shape<1, 24, 256, 2>,
-             StreamShape<7, 1, 32, 256, 2>, StreamShape<6, 1, 64, 128, 2>> {};
+struct DownShapes<Kind::kPlain, Size::kMany, 1> : ManyNarrow<Kind::kPlain, 4> {};
 template <>
-struct DownShapes<Size::kMany, 2>
-    : Choice<Shape<2, 8, 256, 2>, StreamShape<7, 2, 16, 256, 2>, StreamShape<6, 2, 24, 256, 2>,
-             StreamShape<5, 2, 32, 256, 2>, StreamShape<6, 1, 64, 128, 2>> {};
+struct DownShapes<Kind::kPlain, Size::kMany, 2> : ManyWide<Kind::kPlain> {};
 
 template <>
-struct UpShapes<Size::kLean> : Single<Shape<1, 8, 128, 3>> {};
+struct UpShapes<Kind::kPlain, Size::kLean> : Choice<Shape<Kind::kPlain, 1, 8, 128, 3>> {};
 template <>
-struct DownShapes<Size::kLean, 1> : Single<Shape<1, 8, 128, 3>> {};
+struct DownShapes<Kind::kPlain, Size::kLean, 1> : Choice<Shape<Kind::kPlain, 1, 8, 128, 3>> {};
+
+// Half the bytes of bfloat16: at one token all of `down` may lie in shared memory before h comes.
+template <>
+struct UpShapes<Kind::kFp8, Size::kOne> : Choice<Shape<Kind::kFp8, 1, 1, 256, 2>> {};
+template <>
+struct DownShapes<Kind::kFp8, Size::kOne, 1> : Choice<Shape<Kind::kFp8, 1, 1, 256, 4>> {};
+template <>
+struct DownShapes<Kind::kFp8, Size::kOne, 2> : Choice<Shape<Kind::kFp8, 2, 1, 128, 3>> {};
+template <>
+struct UpShapes<Kind::kFp8, Size::kFew> : Choice<Shape<Kind::kFp8, 2, 8, 256, 2>> {};
+template <>
+struct DownShapes<Kind::kFp8, Size::kFew, 1> : Choice<Shape<Kind::kFp8, 1, 8, 256, 3>> {};
+template <>
+struct DownShapes<Kind::kFp8, Size::kFew, 2> : Choice<Shape<Kind::kFp8, 2, 8, 256, 2>> {};
+template <>
+struct UpShapes<Kind::kFp8, Size::kMany> : ManyWide<Kind::kFp8> {};
+template <>
+struct DownShapes<Kind::kFp8, Size::kMany, 1> : ManyNarrow<Kind::kFp8, 3> {};
+template <>
+struct DownShapes<Kind::kFp8, Size::kMany, 2> : ManyWide<Kind::kFp8> {};
 
 }  // namespace cadre::cuda

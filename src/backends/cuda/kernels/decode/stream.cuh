@@ -4,6 +4,7 @@
 // parts, added in the order of warps at the end. All of it is a function of the routed ids.
 #pragma once
 
+#include "backends/cuda/kernels/decode/operands.cuh"
 #include "backends/cuda/kernels/decode/plan.cuh"
 #include "backends/cuda/kernels/decode/shapes.h"
 #include "backends/cuda/kernels/decode/tiles.cuh"
@@ -26,32 +27,38 @@ struct TileRows {
   int high_rows;
 };
 
-/// The matrix that all tiles multiply: rows of x or h.
+/// The matrix that all tiles multiply: rows of x or h. Of one token in shared memory, as
+/// resident.cuh writes them: up to a multiple of the chunk, zeros at the end.
 struct TokenRows {
   const char* data;
-  int64_t stride;  // bytes
+  int64_t stride;                 // bytes
+  const float* scales = nullptr;  // of e4m3 codes
+  int64_t scale_stride = 0;
 };
 
 #ifdef __CUDACC__
 
-template <typename T, typename Shape, typename Job>
+template <typename Operands, typename Shape, typename Job>
 class WeightStream {
  public:
   /// `k` is a multiple of the elements of 16 bytes.
-  __device__ WeightStream(char* memory, const Plan& plan, const Job& job, TokenRows tokens, int k)
-      : plan_(plan),
+  __device__ WeightStream(const DecodeArgs& args, char* memory, const Plan& plan, const Job& job,
+                          TokenRows tokens, int k)
+      : args_(args),
+        plan_(plan),
         job_(job),
         tokens_(tokens),
-        pieces_(k * static_cast<int>(sizeof(T)) / 16),
+        pieces_(k * static_cast<int>(sizeof(typename Operands::Weight)) / 16),
         chunks_((pieces_ + Shape::kPieces - 1) / Shape::kPieces),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
         lane_row_(lane_ / Shape::kPieces),
         lane_piece_(lane_ % Shape::kPieces),
+        groups_((k + kFp8Group - 1) / kFp8Group),
         memory_(memory),
         ring_(memory + warp_ * Shape::kRingBytes) {
-    copies_to_ = static_cast<uint32_t>(__cvta_generic_to_shared(ring_)) +
-                 lane_row_ * Shape::kChunk + place_in_row(lane_piece_, lane_row_);
+    copies_to_ =
+        shared_address(ring_) + lane_row_ * Shape::kChunk + place_in_row(lane_piece_, lane_row_);
     begin_ = begin_of(min(warp_, Shape::kWarps));  // warps beyond the shape's have no share
     end_ = begin_of(min(warp_ + 1, Shape::kWarps));
     copied_ = {begin_.tile, begin_.chunk, true,
@@ -89,6 +96,9 @@ class WeightStream {
   }
 
  private:
+  static constexpr Kind kKind = Shape::kKind;
+  static_assert(kKind == Operands::kKind);
+
   struct Place {
     int tile;
     int chunk;
@@ -115,10 +125,6 @@ class WeightStream {
     const auto rest = static_cast<int>(scaled % Shape::kWarps);
     return {static_cast<int>(scaled / Shape::kWarps), rest * chunks_ / Shape::kWarps};
   }
-
-  // The 64-byte halves of every 128 are swapped in odd rows, so that reading two rows at once meets
-  // every bank once.
-  __device__ static int place_in_row(int piece, int row) { return (piece ^ ((row & 1) << 2)) * 16; }
 
   __device__ int piece_bytes(int chunk) const {
     return chunk * Shape::kPieces + lane_piece_ < pieces_ ? 16 : 0;
@@ -160,6 +166,35 @@ class WeightStream {
     }
     low_ += Shape::kChunk;
     high_ += Shape::kChunk;
+    if constexpr (kKind != Kind::kPlain) {
+      if (at.is_new) scales_of_row_ = job_.scales(at.tile, lane_ % Shape::kRows);
+      const uint32_t scales_to =
+          shared_address(ring_) + stage * Shape::kStageBytes + Shape::kScalesAt;
+      if (scales_of_row_ != nullptr) copy_scales(scales_to, at.chunk);
+    }
+  }
+
+  __device__ static void store_word(uint32_t to, uint32_t value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+  }
+
+  // The word that an E8M0 scale lies in, up to that scale, and its place there. Groups beyond k
+  // have zeros as weights: their scale must be a number.
+  __device__ void copy_scales(uint32_t to, int chunk) {
+#pragma unroll
+    for (int g = lane_ / Shape::kRows; g < Shape::kGroups; g += 32 / Shape::kRows) {
+      const int group = chunk * Shape::kGroups + g;
+      const char* const from =
+          scales_of_row_ + (group >> args_.format.col_shift) * args_.format.scale_bytes();
+      const uint32_t slot = to + (g * Shape::kRows + lane_ % Shape::kRows) * 8;
+      if (!args_.format.is_e8m0) {
+        copy_word(slot, from, group < groups_ ? 4 : 0);
+      } else {
+        const auto begin = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4);
+        copy_word(slot, from - begin, group < groups_ ? begin + 1 : 0);
+        store_word(slot + 4, begin * 8);
+      }
+    }
   }
 
   static constexpr int kTokenCopies =
@@ -172,90 +207,67 @@ class WeightStream {
   }
 
   __device__ void copy_tokens(int stage, const Cursor& at) {
-    if (at.is_new) {
-      const TileTokens tokens = job_.tokens(at.tile);
-      first_ = tokens.first;
-      count_ = tokens.count;
-      if constexpr (kKeepsTokens) {
+    if constexpr (!Shape::kIsResident) {
+      if (at.is_new) {
+        const TileTokens tokens = job_.tokens(at.tile);
+        first_ = tokens.first;
+        count_ = tokens.count;
+        if constexpr (kKeepsTokens) {
 #pragma unroll
-        for (int j = 0; j < kTokenCopies; ++j) {
-          const int n = lane_row_ + j * Shape::kRowsAtOnce;
-          if (n < count_) kept_[j] = token_at(n, at.chunk);
-        }
-      }
-    }
-    const int bytes = piece_bytes(at.chunk);
-    const uint32_t to = copies_to_ + stage * Shape::kStageBytes + 2 * Shape::kHalfBytes;
-#pragma unroll
-    for (int j = 0; j < kTokenCopies; ++j) {
-      const int n = lane_row_ + j * Shape::kRowsAtOnce;
-      if (n >= count_) continue;
-      if constexpr (kKeepsTokens) {
-        copy_piece(to + j * Shape::kRowsAtOnce * Shape::kChunk, kept_[j], bytes);
-        kept_[j] += Shape::kChunk;
-      } else {
-        copy_piece(to + j * Shape::kRowsAtOnce * Shape::kChunk, token_at(n, at.chunk), bytes);
-      }
-    }
-  }
-
-  static constexpr int kHalves = Shape::kChunk / 64;  // what one lane's 16 bytes are a quarter of
-
-  // A stage in registers.
-  struct Raw {
-    uint4 low[kHalves][Shape::kM];
-    uint4 high[kHalves][Shape::kM];
-    uint4 x[kHalves][Shape::kN];
-  };
-  using Sums = float[Shape::kM][Shape::kN][4];
-
-  __device__ const uint4* stage_at(int stage, int half, int row) const {
-    return reinterpret_cast<const uint4*>(ring_ + stage * Shape::kStageBytes + row * Shape::kChunk +
-                                          place_in_row(4 * half + lane_ % 4, row));
-  }
-
-  __device__ void load(int stage, int count, Raw& raw) const {
-    const int row = lane_ / 4;
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-      for (int i = 0; i < Shape::kM; ++i) {
-        raw.low[h][i] = *stage_at(stage, h, 8 * i + row);
-        raw.high[h][i] = *stage_at(stage, h, Shape::kHalf + 8 * i + row);
-      }
-#pragma unroll
-      for (int n = 0; n < Shape::kN; ++n) {
-        if (n != 0 && 8 * n >= count) continue;
-        const int token = Shape::kTokens == 1 ? 0 : 8 * n + row;
-        raw.x[h][n] = *stage_at(stage, h, 2 * Shape::kHalf + token);
-      }
-    }
-  }
-
-  __device__ void multiply(const Raw& raw, int count, Sums (&sums)[Shape::kSets]) const {
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      typename Product<T>::Fragment low[Shape::kM];
-      typename Product<T>::Fragment high[Shape::kM];
-#pragma unroll
-      for (int i = 0; i < Shape::kM; ++i) {
-        low[i] = Product<T>::prepare(raw.low[h][i]);
-        high[i] = Product<T>::prepare(raw.high[h][i]);
-      }
-#pragma unroll
-      for (int step = 0; step < Product<T>::kSteps; ++step) {
-        Sums& to = sums[(2 * h + step) % Shape::kSets];
-#pragma unroll
-        for (int n = 0; n < Shape::kN; ++n) {
-          if (n != 0 && 8 * n >= count) continue;
-          const auto x = Product<T>::prepare(raw.x[h][n]);
-#pragma unroll
-          for (int i = 0; i < Shape::kM; ++i) {
-            Product<T>::add(to[i][n], step, low[i], high[i], x);
+          for (int j = 0; j < kTokenCopies; ++j) {
+            const int n = lane_row_ + j * Shape::kRowsAtOnce;
+            if (n < count_) kept_[j] = token_at(n, at.chunk);
           }
         }
       }
+      const int bytes = at.chunk * Shape::kPieces + lane_piece_ < pieces_ ? 16 : 0;
+      const uint32_t to = shared_address(ring_) + stage * Shape::kStageBytes + Shape::kTokensAt;
+#pragma unroll
+      for (int j = 0; j < kTokenCopies; ++j) {
+        const int n = lane_row_ + j * Shape::kRowsAtOnce;
+        if (n >= count_) continue;
+        const uint32_t place = to + n * Shape::kChunk + place_in_row(lane_piece_, n);
+        if constexpr (kKeepsTokens) {
+          copy_piece(place, kept_[j], bytes);
+          kept_[j] += Shape::kChunk;
+        } else {
+          copy_piece(place, token_at(n, at.chunk), bytes);
+        }
+      }
+      if constexpr (kKind == Kind::kFp8) copy_token_scales(stage, at.chunk);
     }
+  }
+
+  __device__ void copy_token_scales(int stage, int chunk) const {
+    const uint32_t to = shared_address(ring_) + stage * Shape::kStageBytes + Shape::kTokenScalesAt;
+#pragma unroll
+    for (int i = lane_; i < Shape::kGroups * Shape::kTokens; i += 32) {
+      const int n = i % Shape::kTokens;
+      const int group = chunk * Shape::kGroups + i / Shape::kTokens;
+      if (n >= count_) continue;
+      const float* const from = tokens_.scales + plan_.row[first_ + n] * tokens_.scale_stride;
+      copy_word(to + 4 * i, reinterpret_cast<const char*>(from + min(group, groups_ - 1)),
+                group < groups_ ? 4 : 0);
+    }
+  }
+
+  using ThisStage = Stage<Operands, Shape>;
+  using Sums = TileSums<Shape>;
+
+  __device__ StageView view_of(int stage, const Cursor& at, const TileTokens& tokens) const {
+    const char* const begin = ring_ + stage * Shape::kStageBytes;
+    StageView view = {begin,
+                      begin + Shape::kTokensAt,
+                      begin + Shape::kScalesAt,
+                      reinterpret_cast<const float*>(begin + Shape::kTokenScalesAt),
+                      lane_,
+                      tokens.count};
+    if constexpr (Shape::kIsResident) {
+      const int row = plan_.row[tokens.first];
+      view.tokens = tokens_.data + row * tokens_.stride + at.chunk * Shape::kChunk;
+      view.token_scales = tokens_.scales + row * tokens_.scale_stride + at.chunk * Shape::kGroups;
+    }
+    return view;
   }
 
   template <typename Do>
@@ -293,21 +305,23 @@ class WeightStream {
     if (copied_.left <= signal_left) let_next_kernel_start();
     Sums sums[Shape::kSets];
     bool is_begun_by_other = begin_.chunk != 0;
-    int count = 0;
+    TileTokens tokens = {};
     int stage = 0;
 #pragma unroll 1
     while (at.left > 0) {
       if (at.is_new) {
-        count = job_.tokens(at.tile).count;
+        tokens = job_.tokens(at.tile);
 #pragma unroll
         for (int s = 0; s < Shape::kSets; ++s) {
           for_each_sum([&](int i, int n, int c, int) { sums[s][i][n][c] = 0; });
         }
       }
-      Raw raw;
+      ThisStage values;
       wait_copies<Shape::kStages - 1>();
       __syncwarp();  // all lanes' copies have landed
-      load(stage, count, raw);
+      const StageView view = view_of(stage, at, tokens);
+      values.load(args_, view);
+      if constexpr (Shape::kReadsTokensLate) values.multiply(view, sums);
       __syncwarp();  // all lanes have read
       if (copied_.left > 0) {
         copy_weights(stage, copied_);
@@ -317,7 +331,10 @@ class WeightStream {
       }
       commit_copies();
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-      multiply(raw, count, sums);
+      if constexpr (!Shape::kReadsTokensLate) {
+        __syncwarp();  // tensor cores want all lanes, which the copies may have led apart
+        values.multiply(view, sums);
+      }
       const int tile = at.tile;
       at.next(chunks_);
       if (!at.is_new && at.left > 0) continue;
@@ -359,6 +376,7 @@ class WeightStream {
     job_.template emit<Shape::kN>(begin_.tile, part(warp_, 0));
   }
 
+  const DecodeArgs& args_;
   const Plan& plan_;
   const Job& job_;
   TokenRows tokens_;
@@ -368,6 +386,7 @@ class WeightStream {
   int warp_;
   int lane_row_;  // of each kRowsAtOnce rows: the one whose piece this lane copies
   int lane_piece_;
+  int groups_;  // of k, with scales of their own
   char* memory_;
   char* ring_;
   uint32_t copies_to_;
@@ -382,6 +401,7 @@ class WeightStream {
   bool is_full_ = false;
   int first_ = 0;
   int count_ = 0;
+  const char* scales_of_row_ = nullptr;  // of the tile's row lane % kRows; null: no such row
   const char* kept_[kKeepsTokens ? kTokenCopies : 1] = {};
 };
 

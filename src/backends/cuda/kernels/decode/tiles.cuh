@@ -96,6 +96,13 @@ struct Product<float> {
   }
 };
 
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+/// 4 bytes to shared memory, of which the first `bytes` are read and the rest is zero.
+__device__ inline void copy_word(uint32_t to, const char* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
 /// 16 bytes to shared memory. No compiler barrier: wait_copies is one.
 __device__ inline void copy_piece(uint32_t to, const char* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));

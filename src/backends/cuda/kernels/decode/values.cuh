@@ -40,11 +40,37 @@ __device__ inline float bias_of(const DeviceVectors& biases, DType dtype, int ex
                               : __bfloat162float(__ushort_as_bfloat16(bits));
 }
 
+/// Number i of an array of T; of void: of the call's compute dtype.
+template <typename T>
+__device__ float read_number(const void* data, int64_t i, DType /*dtype*/) {
+  return to_float(static_cast<const T*>(data)[i]);
+}
+template <>
+__device__ inline float read_number<void>(const void* data, int64_t i, DType dtype) {
+  if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
+  if (dtype == DType::kF16) return to_float(static_cast<const __half*>(data)[i]);
+  return to_float(static_cast<const __nv_bfloat16*>(data)[i]);
+}
+template <typename T>
+__device__ void write_number(void* data, int64_t i, DType /*dtype*/, float value) {
+  static_cast<T*>(data)[i] = from_float<T>(value);
+}
+template <>
+__device__ inline void write_number<void>(void* data, int64_t i, DType dtype, float value) {
+  if (dtype == DType::kF32) {
+    static_cast<float*>(data)[i] = value;
+  } else if (dtype == DType::kF16) {
+    static_cast<__half*>(data)[i] = from_float<__half>(value);
+  } else {
+    static_cast<__nv_bfloat16*>(data)[i] = from_float<__nv_bfloat16>(value);
+  }
+}
+
 template <typename T>
 __device__ float routing_weight(const DecodeArgs& a, int pair) {
   const int64_t at = pair / a.top_k * a.routing_weights_stride + pair % a.top_k;
   if (a.routing_weights_are_f32) return static_cast<const float*>(a.routing_weights)[at];
-  return to_float(static_cast<const T*>(a.routing_weights)[at]);
+  return read_number<T>(a.routing_weights, at, a.compute_dtype);
 }
 
 /// By all threads of a block; visible after the next barrier.
@@ -86,7 +112,7 @@ __device__ void combine_one(const DecodeArgs& a, const Plan& plan, int t, int co
   if (a.out_is_f32) {
     static_cast<float*>(a.out)[at] = sum;
   } else {
-    static_cast<T*>(a.out)[at] = from_float<T>(sum);
+    write_number<T>(a.out, at, a.compute_dtype, sum);
   }
 }
 
