@@ -11,6 +11,7 @@
 #include "experts/host_experts.h"
 #include "experts/relative_error.h"
 #include "models/host_memory.h"
+#include "quant/float8.h"
 
 namespace cadre::cli {
 
@@ -20,22 +21,63 @@ namespace {
 /// matrix and no two experts begin at the same one.
 constexpr size_t kPatternValues = 1048573;
 
-template <typename T>
-std::vector<char> pattern_of(float scale, uint64_t seed) {
+// Bytes of kPatternValues values, each made by `next(random)`.
+template <typename Next>
+std::vector<char> pattern_by(const Next& next, uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(0, scale);
+  using T = decltype(next(random));
   std::vector<char> bytes(kPatternValues * sizeof(T));
   for (size_t i = 0; i < kPatternValues; ++i) {
-    const T value(normal(random));
+    const T value = next(random);
     std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
   }
   return bytes;
+}
+
+template <typename T>
+std::vector<char> pattern_of(float scale, uint64_t seed) {
+  std::normal_distribution<float> normal(0, scale);
+  return pattern_by([&](auto& random) { return T(normal(random)); }, seed);
 }
 
 std::vector<char> pattern_of(DType dtype, float scale, uint64_t seed) {
   if (dtype == DType::kF32) return pattern_of<float>(scale, seed);
   if (dtype == DType::kF16) return pattern_of<Float16>(scale, seed);
   return pattern_of<BFloat16>(scale, seed);
+}
+
+// Standard deviation of stored values: few reach the largest code.
+float spread_of(StorageFormat format) {
+  if (!is_quantized(format)) return 1;
+  return (format == StorageFormat::kFp4 ? kMaxE2m1 : kMaxE4m3) / 4;
+}
+
+std::vector<char> values_of(StorageFormat format, float scale, uint64_t seed) {
+  if (const std::optional<DType> plain = plain_dtype(format)) {
+    return pattern_of(*plain, scale, seed);
+  }
+  std::normal_distribution<float> normal(0, spread_of(format));
+  if (format != StorageFormat::kFp4) {
+    return pattern_by([&](auto& random) { return float_to_e4m3(normal(random)); }, seed);
+  }
+  return pattern_by(
+      [&](auto& random) {
+        const uint8_t even = float_to_e2m1(normal(random));
+        return static_cast<uint8_t>(even | float_to_e2m1(normal(random)) << 4);
+      },
+      seed);
+}
+
+// Scales around `scale`, from half of it to twice as much.
+std::vector<char> scales_of(DType dtype, float scale, uint64_t seed) {
+  if (dtype == DType::kF32) {
+    std::uniform_real_distribution<float> exponent(-1, 1);
+    return pattern_by([&](auto& random) { return scale * std::exp2(exponent(random)); }, seed);
+  }
+  std::uniform_int_distribution<int> step(-1, 1);
+  const int exponent = 127 + std::ilogb(scale);
+  return pattern_by([&](auto& random) { return static_cast<uint8_t>(exponent + step(random)); },
+                    seed);
 }
 
 void fill_on_host(const Tensor& tensor, const std::vector<char>& pattern, size_t first,
@@ -80,6 +122,73 @@ void fill(const Tensor& tensor, const std::vector<char>& pattern, size_t first,
 
 float scale_of(int64_t summands) { return 1 / std::sqrt(static_cast<float>(summands)); }
 
+int64_t blocks(int64_t size, int64_t block) { return block == 0 ? 1 : (size + block - 1) / block; }
+
+/// What one [rows, cols] matrix takes.
+struct Storage {
+  Storage(const ExpertsQuery& query, int64_t rows, int64_t cols)
+      : row_bytes(cadre::row_bytes(query.format, cols)), value_bytes(rows * row_bytes) {
+    if (!is_quantized(query.format)) return;
+    const ScaleLayout& layout = query.scale_layout;
+    scale_cols = blocks(cols, layout.block_cols);
+    scale_bytes =
+        blocks(rows, layout.block_rows) * scale_cols * static_cast<int64_t>(size_of(layout.dtype));
+  }
+
+  size_t bytes() const { return static_cast<size_t>(value_bytes + scale_bytes); }
+
+  int64_t row_bytes;
+  int64_t value_bytes;
+  int64_t scale_cols = 0;
+  int64_t scale_bytes = 0;
+};
+
+/// Matrices that lie beside each other in every expert: gate and up, or down alone.
+class Projection {
+ public:
+  Projection(const ExpertsQuery& query, int64_t parts, int64_t rows, int64_t cols, uint64_t seed)
+      : query_(query), parts_(parts), storage_(query, rows, cols) {
+    const float scale = scale_of(cols);
+    values_ = values_of(query.format, scale, seed);
+    if (!is_quantized(query.format)) return;
+    scales_ = scales_of(query.scale_layout.dtype, scale / spread_of(query.format), seed + 1);
+  }
+
+  void make(int64_t layer, const std::vector<std::vector<ExpertMatrix>*>& parts,
+            std::vector<Tensor>& owner, const Stream& stream) const {
+    const char* values = filled(storage_.value_bytes, values_, layer, owner, stream);
+    const char* scales =
+        scales_.empty() ? nullptr : filled(storage_.scale_bytes, scales_, layer, owner, stream);
+    for (int64_t i = 0; i < query_.config.num_experts * parts_; ++i) {
+      ExpertMatrix matrix;
+      matrix.data = values + i * storage_.value_bytes;
+      matrix.row_stride = storage_.row_bytes / row_bytes(query_.format, 1);
+      if (scales != nullptr) {
+        matrix.scales = scales + i * storage_.scale_bytes;
+        matrix.scale_row_stride = storage_.scale_cols;
+      }
+      parts[static_cast<size_t>(i % parts_)]->push_back(matrix);
+    }
+  }
+
+ private:
+  // Memory of the parts of all experts. Layers begin at other places of the pattern.
+  const char* filled(int64_t bytes_each, const std::vector<char>& pattern, int64_t layer,
+                     std::vector<Tensor>& owner, const Stream& stream) const {
+    const int64_t count = query_.config.num_experts * parts_;
+    const Tensor& tensor = owner.emplace_back(DType::kU8, Dims{count, bytes_each}, query_.device);
+    fill(tensor, pattern, static_cast<size_t>(layer) * 4096 * (pattern.size() / kPatternValues),
+         stream);
+    return static_cast<const char*>(tensor->data());
+  }
+
+  const ExpertsQuery& query_;
+  int64_t parts_;
+  Storage storage_;
+  std::vector<char> values_;
+  std::vector<char> scales_;  // empty for plain formats
+};
+
 void require_memory(size_t bytes, Device device) {
   const std::optional<size_t> available =
       device.type == DeviceType::kCpu ? available_host_memory()
@@ -108,14 +217,13 @@ std::string_view name_of(Routing routing) {
   return "one";
 }
 
-size_t expert_bytes(const ExpertsConfig& config, StorageFormat format) {
-  return static_cast<size_t>(3 * config.hidden_size * config.intermediate_size) *
-         size_of(plain_dtype(format).value());
+size_t expert_bytes(const ExpertsQuery& query) {
+  const int64_t hidden = query.config.hidden_size, inner = query.config.intermediate_size;
+  return 2 * Storage(query, inner, hidden).bytes() + Storage(query, hidden, inner).bytes();
 }
 
 int64_t num_layers(const ExpertsQuery& query, size_t rotate_bytes, int64_t num_calls) {
-  const size_t layer_bytes =
-      expert_bytes(query.config, query.format) * static_cast<size_t>(query.config.num_experts);
+  const size_t layer_bytes = expert_bytes(query) * static_cast<size_t>(query.config.num_experts);
   const auto wanted = static_cast<int64_t>((rotate_bytes + layer_bytes - 1) / layer_bytes);
   return std::max<int64_t>(2, std::min(wanted, num_calls));
 }
@@ -125,24 +233,21 @@ std::vector<std::shared_ptr<const ExpertsWeights>> make_layers(const ExpertsQuer
                                                                uint64_t seed, const Stream& stream,
                                                                const ProgressCallback& progress) {
   const ExpertsConfig& c = query.config;
-  const DType dtype = plain_dtype(query.format).value();
-  require_memory(
-      more_bytes + expert_bytes(c, query.format) * static_cast<size_t>(c.num_experts * count),
-      query.device);
-  const std::vector<char> gate_up = pattern_of(dtype, scale_of(c.hidden_size), seed);
-  const std::vector<char> down = pattern_of(dtype, scale_of(c.intermediate_size), seed + 1);
+  require_memory(more_bytes + expert_bytes(query) * static_cast<size_t>(c.num_experts * count),
+                 query.device);
+  const Projection gate_up(query, 2, c.intermediate_size, c.hidden_size, seed);
+  const Projection down(query, 1, c.hidden_size, c.intermediate_size, seed + 2);
   std::vector<std::shared_ptr<const ExpertsWeights>> layers;
   for (int64_t i = 0; i < count; ++i) {
-    const Tensor tensors[] = {
-        Tensor(dtype, {c.num_experts, 2 * c.intermediate_size, c.hidden_size}, query.device),
-        Tensor(dtype, {c.num_experts, c.hidden_size, c.intermediate_size}, query.device)};
-    const size_t first = static_cast<size_t>(i) * 4096 * size_of(dtype);  // another layer
-    fill(tensors[0], gate_up, first, stream);
-    fill(tensors[1], down, first, stream);
-    const auto owner =
-        std::make_shared<std::vector<Tensor>>(std::begin(tensors), std::end(tensors));
-    layers.push_back(std::make_shared<ExpertsWeights>(
-        make_experts_weights(c, FusedExperts{tensors[0], tensors[1], {}, {}}, owner)));
+    auto layer = std::make_shared<ExpertsWeights>();
+    const auto owner = std::make_shared<std::vector<Tensor>>();
+    layer->device = query.device;
+    layer->format = query.format;
+    layer->scale_layout = query.scale_layout;
+    layer->owner = owner;
+    gate_up.make(i, {&layer->gate, &layer->up}, *owner, stream);
+    down.make(i, {&layer->down}, *owner, stream);
+    layers.push_back(std::move(layer));
     if (progress) progress("making weights", i + 1, count);
   }
   return layers;
@@ -224,7 +329,8 @@ int64_t BenchCall::route(Routing routing) {
   return std::count(hit.begin(), hit.end(), 1);
 }
 
-double BenchCall::error_of_sample(const ExpertsWeights& weights, int64_t max_tokens) const {
+double BenchCall::error_of_sample(const ExpertsWeights& weights, ActivationScheme activations,
+                                  int64_t max_tokens) const {
   const int64_t count = hidden_states_->dim(0);
   const int64_t sample = std::min(count, max_tokens);
   const int64_t hidden = config_.hidden_size;
@@ -245,7 +351,7 @@ double BenchCall::error_of_sample(const ExpertsWeights& weights, int64_t max_tok
                            top_k_weights_.view().slice(t, t + 1),
                            {}};
     reference_forward(config_, on_host[static_cast<size_t>(i)].get(), one,
-                      truth.data() + i * hidden);
+                      truth.data() + i * hidden, activations);
   });
   synchronize(stream_);
   return relative_error(out, truth);

@@ -22,12 +22,13 @@ enum class Routing : uint8_t {
 
 std::string_view name_of(Routing routing);
 
-/// Bytes of the weights of one expert.
-size_t expert_bytes(const ExpertsConfig& config, StorageFormat format);
+/// Bytes of the weights of one expert, scales included.
+size_t expert_bytes(const ExpertsQuery& query);
 
 /// `count` layers of normally distributed weights on the stream's device, scaled so that outputs
-/// are of order one. No two experts are equal. Plain formats only. Throws DeviceError, saying how
-/// much is needed, when the layers and `more_bytes` do not fit in the memory that is available.
+/// are of order one. No two experts are equal, and no two scales beside each other need be. Throws
+/// DeviceError, saying how much is needed, when the layers and `more_bytes` do not fit in the
+/// memory that is available.
 std::vector<std::shared_ptr<const ExpertsWeights>> make_layers(
     const ExpertsQuery& query, int64_t count, size_t more_bytes, uint64_t seed,
     const Stream& stream, const ProgressCallback& progress = {});
@@ -51,8 +52,9 @@ class BenchCall {
   const RoutedTokens& tokens() const { return tokens_; }
 
   /// |out - reference| / |reference| over at most `max_tokens` tokens of the last call, first and
-  /// last among them.
-  double error_of_sample(const ExpertsWeights& weights, int64_t max_tokens) const;
+  /// last among them. The reference rounds activations by the same scheme.
+  double error_of_sample(const ExpertsWeights& weights, ActivationScheme activations,
+                         int64_t max_tokens) const;
 
  private:
   void draw_experts(Routing routing, int32_t* ids);

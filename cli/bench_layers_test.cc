@@ -4,11 +4,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "cadre/error.h"
+#include "quant/float8.h"
+#include "weight_formats.h"
 
 namespace cadre::cli {
 namespace {
@@ -37,7 +40,7 @@ std::vector<std::vector<int32_t>> experts_of(const BenchCall& call) {
 
 TEST(BenchLayers, TakeTurnsThroughTheMemoryAskedFor) {
   const ExpertsQuery query = query_of(8, 2, 64, 32);  // 8 * 3 * 64 * 32 * 2 = 98304 bytes
-  EXPECT_EQ(expert_bytes(query.config, query.format), 12288u);
+  EXPECT_EQ(expert_bytes(query), 12288u);
   EXPECT_EQ(num_layers(query, 98304 * 5, 20), 5);
   EXPECT_EQ(num_layers(query, 98304 * 5 + 1, 20), 6);
   EXPECT_EQ(num_layers(query, 1, 20), 2);
@@ -72,14 +75,84 @@ TEST(BenchLayers, EveryPlainFormatAgreesWithTheReference) {
     Workspace workspace({}, backend.workspace_bytes(query, 9, 2));
     backend.forward(*backend.prepare(query, layers[0]), call.tokens(), workspace,
                     Stream::cpu(pool));
-    EXPECT_LE(call.error_of_sample(*layers[0], 4), stated_bound(DType::kF32, format));
+    EXPECT_LE(call.error_of_sample(*layers[0], ActivationScheme::kNone, 4),
+              stated_bound(DType::kF32, format));
     // Outputs of order one, and a fault in the last token is among what is looked at.
     const MutableTensorView output = call.tokens().output;
     double sum = 0;
     for (int64_t i = 0; i < output.numel(); ++i) sum += std::abs(output.as<float>()[i]);
     EXPECT_GT(sum / static_cast<double>(output.numel()), 0.01);
     output[8].as<float>()[0] += 1;
-    EXPECT_GT(call.error_of_sample(*layers[0], 4), 1e-2);
+    EXPECT_GT(call.error_of_sample(*layers[0], ActivationScheme::kNone, 4), 1e-2);
+  }
+}
+
+ExpertsQuery query_of(const WeightFormat& format) {
+  ExpertsQuery query = query_of(3, 2, 200, 160, format.storage);
+  query.scale_layout = format.scales;
+  query.activation_scheme = format.activations;
+  return query;
+}
+
+TEST(BenchLayers, BytesCountScalesAndPackedNibbles) {
+  // gate and up [160, 200], down [200, 160]: values, then scales of full and partial blocks.
+  const std::map<std::string_view, size_t> bytes = {{"fp8", 3 * 32000 + 3 * 2 * 2 * 4},
+                                                    {"fp8-ue8m0", 3 * 32000 + 3 * 2 * 2},
+                                                    {"fp8-tensor", 3 * 32000 + 3 * 4},
+                                                    {"mxfp8", 3 * 32000 + 2 * 160 * 7 + 200 * 5},
+                                                    {"fp4", 3 * 16000 + 2 * 160 * 7 + 200 * 5}};
+  for (const auto& [name, expected] : bytes) {
+    EXPECT_EQ(expert_bytes(query_of(find_weight_format(name))), expected) << name;
+  }
+}
+
+float scale_value(const ExpertMatrix& matrix, DType dtype, int64_t i) {
+  if (dtype == DType::kF32) return static_cast<const float*>(matrix.scales)[i];
+  return e8m0_to_float(static_cast<const uint8_t*>(matrix.scales)[i]);
+}
+
+TEST(BenchLayers, ScalesDifferAndLeadToWeightsOfTheRightSize) {
+  ThreadPool pool(2);
+  for (const WeightFormat& format : weight_formats()) {
+    if (!is_quantized(format.storage)) continue;
+    SCOPED_TRACE(format.name);
+    const auto layers = make_layers(query_of(format), 1, 0, 1, Stream::cpu(pool));
+    std::set<float> scales;
+    for (const ExpertMatrix& matrix : layers[0]->up) {
+      const int64_t count = format.scales.block_rows == 1 ? 160 * 7 : matrix.scale_row_stride;
+      for (int64_t i = 0; i < count; ++i) {
+        scales.insert(scale_value(matrix, format.scales.dtype, i));
+      }
+    }
+    EXPECT_GE(scales.size(), 2u);
+    EXPECT_LE(*scales.rbegin() / *scales.begin(), 4.0f);
+    // Weights of 1 / sqrt(200): the largest code stands for about four times that.
+    const float largest = format.storage == StorageFormat::kFp4 ? 6 : 448;
+    EXPECT_GT(*scales.begin() * largest * std::sqrt(200.0f), 1.0f);
+    EXPECT_LT(*scales.rbegin() * largest * std::sqrt(200.0f), 8.0f);
+  }
+}
+
+TEST(BenchCall, ComparesWithTheReferenceThatRoundsActivationsAlike) {
+  ThreadPool pool(2);
+  for (const WeightFormat& format : weight_formats()) {
+    SCOPED_TRACE(format.name);
+    const ExpertsQuery query = query_of(format);
+    const auto layers = make_layers(query, 1, 0, 1, Stream::cpu(pool));
+    BenchCall call(query.config, DType::kF32, 1, 1, Stream::cpu(pool));
+    call.route(Routing::kUniform);
+    std::vector<double> truth(200);
+    reference_forward(query.config, *layers[0], call.tokens(), truth.data(), format.activations);
+    double sum = 0;
+    for (size_t i = 0; i < truth.size(); ++i) {
+      call.tokens().output.as<float>()[i] = static_cast<float>(truth[i]);
+      sum += std::abs(truth[i]);
+    }
+    EXPECT_GT(sum / 200, 0.01);
+    EXPECT_LT(call.error_of_sample(*layers[0], format.activations, 4), 1e-7);
+    if (format.activations == ActivationScheme::kDynamic) {
+      EXPECT_GT(call.error_of_sample(*layers[0], ActivationScheme::kNone, 4), 1e-2);
+    }
   }
 }
 

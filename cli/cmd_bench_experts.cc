@@ -12,6 +12,7 @@
 #include "shape_bench.h"
 #include "shapes.h"
 #include "table.h"
+#include "weight_formats.h"
 
 namespace cadre::cli {
 
@@ -22,7 +23,8 @@ struct CommandOptions {
   std::vector<NamedShape> shapes;
   std::vector<int64_t> tokens = {1, 4, 32, 256, 1024};
   std::vector<std::string> experts = {"grouped_mm"};
-  StorageFormat format = StorageFormat::kBF16;
+  WeightFormat format = find_weight_format("bf16");
+  std::optional<ActivationScheme> activations;  // default: the format's
   Routing routing = Routing::kUniform;
   bool graph = false;
   std::string report;
@@ -38,18 +40,20 @@ ExpertsQuery query_of(const NamedShape& shape, const CommandOptions& options,
   ExpertsQuery query;
   query.config = shape.config;
   query.device = common.load.device;
-  query.format = options.format;
-  query.compute_dtype = common.load.dtype.value_or(default_dtype(options.format));
+  query.format = options.format.storage;
+  query.scale_layout = options.format.scales;
+  query.activation_scheme = options.activations.value_or(options.format.activations);
+  query.compute_dtype = common.load.dtype.value_or(default_dtype(options.format.storage));
   return query;
 }
 
 void check_options(const CommandOptions& options, const CommonOptions& common) {
   require_writable(options.report, "--report");
   require_device(common.load.device);
-  if (is_quantized(options.format)) {
-    throw Unsupported(str_cat("--format ", options.format,
-                              ": quantised experts are not part of this build yet; use bf16, f32 "
-                              "or fp16"));
+  if (options.activations == ActivationScheme::kDynamic && !is_quantized(options.format.storage)) {
+    throw InvalidArgument(
+        str_cat("--activations dynamic: rounds activations for quantised weights, ", "--format ",
+                options.format.name, " is not; choose fp8 or fp4"));
   }
   if (options.graph && common.load.device.type == DeviceType::kCpu) {
     throw Unsupported("--graph: graphs exist on GPUs only, this is the CPU; leave out --graph");
@@ -57,21 +61,36 @@ void check_options(const CommandOptions& options, const CommonOptions& common) {
 }
 
 /// The backends asked for; "all" leaves out those that cannot run, a name that cannot is an error.
-std::vector<std::string> backends_for(const ExpertsQuery& query,
+std::vector<std::string> backends_for(const ExpertsQuery& query, const WeightFormat& format,
                                       const std::vector<std::string>& names) {
   std::vector<std::string> runnable;
   for (const std::string& name : backend_names()) {
     if (supports(name, query)) runnable.push_back(name);
   }
+  if (names.empty() && runnable.empty()) {
+    std::string reasons;
+    for (const std::string& name : backend_names()) {
+      reasons += str_cat("\n  ", name, ": ", to_string(supports(name, query)));
+    }
+    throw Unsupported(str_cat("--experts all: expected one that can run ", format.name,
+                              " weights here, there is none:", reasons));
+  }
   if (names.empty()) return runnable;
   for (const std::string& name : names) {
     const Support support = supports(name, query);
     if (!support) {
-      throw Unsupported(str_cat("--experts ", name, ": cannot run here: ", to_string(support),
-                                "; backends that can: ", join(runnable)));
+      throw Unsupported(str_cat(
+          "--experts ", name, ": cannot run ", format.name, " weights here: ", to_string(support),
+          "; backends that can: ", runnable.empty() ? "none" : join(runnable)));
     }
   }
   return names;
+}
+
+/// The dtype of plain weights, else the name that --format took.
+std::string row_name(const WeightFormat& format) {
+  const std::optional<DType> plain = plain_dtype(format.storage);
+  return std::string(plain ? name_of(*plain) : format.name);
 }
 
 Json to_json(const ExpertsRow& row, const Machine& machine) {
@@ -87,7 +106,8 @@ Json to_json(const ExpertsRow& row, const Machine& machine) {
       {"experts", row.experts},
       {"device", to_string(row.device)},
       {"dtype", name_of(row.dtype)},
-      {"format", name_of(row.format)},
+      {"format", row.format},
+      {"activations", name_of(row.activations)},
       {"packed", row.packed},
       {"pages", row.pages},
       {"graph", row.graph},
@@ -147,9 +167,9 @@ int run_command(const CommandOptions& options, const CommonOptions& common) {
   const InterruptGuard guard;
   for (const NamedShape& shape : options.shapes) {
     const ExpertsQuery query = query_of(shape, options, common);
-    const std::vector<std::string> backends = backends_for(query, options.experts);
-    ShapeBench bench({shape.name, query, options.bench, options.routing, options.graph,
-                      common.load.prepack == Prepack::kOn, common.seed},
+    const std::vector<std::string> backends = backends_for(query, options.format, options.experts);
+    ShapeBench bench({shape.name, row_name(options.format), query, options.bench, options.routing,
+                      options.graph, common.load.prepack == Prepack::kOn, common.seed},
                      pool, progress);
     for (const int64_t tokens : options.tokens) {
       for (const std::string& name : backends) {
@@ -165,16 +185,6 @@ int run_command(const CommandOptions& options, const CommonOptions& common) {
   if (!common.json) write_stdout(str_cat(to_string(machine), "\n\n", to_text(rows)));
   if (!options.report.empty()) write_report(options.report, report_page(machine, rows));
   return interrupt_signal() != 0 ? kExitSignal + interrupt_signal() : kExitDone;
-}
-
-StorageFormat parse_format(const std::string& text) {
-  for (const auto& [name, format] :
-       {std::pair{"bf16", StorageFormat::kBF16}, std::pair{"f32", StorageFormat::kF32},
-        std::pair{"fp16", StorageFormat::kF16}, std::pair{"fp8", StorageFormat::kFp8Block},
-        std::pair{"mxfp8", StorageFormat::kMxFp8}}) {
-    if (text == name) return format;
-  }
-  return StorageFormat::kFp4;
 }
 
 void add_own_options(CLI::App& command, CommandOptions& options) {
@@ -196,9 +206,19 @@ void add_own_options(CLI::App& command, CommandOptions& options) {
   add_numbers(command, "--tokens", options.tokens, 1, int64_t{1} << 24, "Tokens of a call");
   add_backends_option(command, options.experts);
   add_choice(
-      command, "--format", {"bf16", "f32", "fp16", "fp8", "mxfp8", "fp4"},
-      [&options](const std::string& text) { options.format = parse_format(text); },
-      "How weights are stored");
+      command, "--format", weight_format_names(),
+      [&options](const std::string& text) { options.format = find_weight_format(text); },
+      "How weights are stored: fp8 and fp8-ue8m0 in blocks of 128 x 128 with float32 or "
+      "power-of-two "
+      "scales, fp8-tensor with one scale a matrix, mxfp8 and fp4 with one per 32 of K");
+  add_choice(
+      command, "--activations", {"auto", "none", "dynamic"},
+      [&options](const std::string& text) {
+        if (text == "none") options.activations = ActivationScheme::kNone;
+        if (text == "dynamic") options.activations = ActivationScheme::kDynamic;
+      },
+      "Rounding of activations before products with quantised weights. auto: as the format asks "
+      "for, e4m3 with fp8, none with mxfp8 and fp4");
   add_choice(
       command, "--routing", {"uniform", "skewed", "one"},
       [&options](const std::string& text) {

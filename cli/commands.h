@@ -19,6 +19,7 @@ void add_experts(CLI::App& app, CommonOptions& common, Runner& run);
 void add_backends(CLI::App& app, CommonOptions& common, Runner& run);
 void add_inspect(CLI::App& app, CommonOptions& common, Runner& run);
 void add_eval(CLI::App& app, CommonOptions& common, Runner& run);
+void add_quantize(CLI::App& app, CommonOptions& common, Runner& run);
 void add_verify(CLI::App& app, CommonOptions& common, Runner& run);
 /// With its own subcommands:
 void add_bench(CLI::App& app, CommonOptions& common, Runner& run);

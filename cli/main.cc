@@ -187,6 +187,7 @@ int run(int argc, char** argv) {
   add_inspect(app, common, run);
   add_eval(app, common, run);
   add_verify(app, common, run);
+  add_quantize(app, common, run);
   add_bench(app, common, run);
   try {
     return run_command_line(app, common, run, arguments_of(argc, argv));

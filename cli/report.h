@@ -19,7 +19,8 @@ struct ExpertsRow {
   std::string experts;  // the backend
   Device device;
   DType dtype = DType::kF32;
-  StorageFormat format = StorageFormat::kF32;
+  std::string format;  // of the weights
+  ActivationScheme activations = ActivationScheme::kNone;
   bool packed = false;  // experts in packed form
   size_t pages = 0;     // bytes of the pages that weights and read ceiling lie on; 0 on a GPU
   bool graph = false;   // GPU: recorded once and replayed

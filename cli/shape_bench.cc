@@ -16,10 +16,10 @@ namespace {
 constexpr int64_t kSampledTokens = 4;  // that the slow reference checks
 constexpr int64_t kCallsTogether = 8;  // on a GPU
 
-/// The stated bound is one of norms over many numbers; those over few scatter.
-double bound_of_sample(const ExpertsQuery& query, int64_t tokens) {
+/// The bound is one of norms over many numbers; those over few scatter.
+double bound_of_sample(const ExpertsBackend& backend, const ExpertsQuery& query, int64_t tokens) {
   const int64_t numbers = std::min(tokens, kSampledTokens) * query.config.hidden_size;
-  return stated_bound(query.compute_dtype, query.format) *
+  return backend.emulation_bound(query, query.compute_dtype) *
          std::max(1.0, 32 / std::sqrt(static_cast<double>(numbers)));
 }
 
@@ -98,7 +98,8 @@ void ShapeBench::run_all(Subject& subject) {
 
 /// Of the first call, which runs on the first layer.
 void ShapeBench::check(const Subject& subject, ExpertsRow& row) const {
-  const double error = subject.calls[0]->error_of_sample(*layers_[0], kSampledTokens);
+  const double error =
+      subject.calls[0]->error_of_sample(*layers_[0], query_.activation_scheme, kSampledTokens);
   row.rel_error = std::isnan(error) ? error : std::max(row.rel_error, error);
   require_within_bound(row);
 }
@@ -165,18 +166,19 @@ ExpertsRow ShapeBench::new_row(const std::string& name, int64_t tokens) const {
   row.experts = name;
   row.device = query_.device;
   row.dtype = query_.compute_dtype;
-  row.format = query_.format;
+  row.format = options_.format;
+  row.activations = query_.activation_scheme;
   row.packed = options_.packed;
   row.pages = meter_.page_bytes();
   row.graph = options_.graph;
   row.routing = name_of(options_.routing);
-  row.bound = bound_of_sample(query_, tokens);
+  row.bound = bound_of_sample(find_backend(name, query_.device.type), query_, tokens);
   return row;
 }
 
 Work ShapeBench::work_of(int64_t tokens, double active) const {
   const ExpertsConfig& c = query_.config;
-  return {active * static_cast<double>(expert_bytes(c, query_.format)),
+  return {active * static_cast<double>(expert_bytes(query_)),
           6.0 * static_cast<double>(tokens * c.top_k) *
               static_cast<double>(c.hidden_size * c.intermediate_size)};
 }

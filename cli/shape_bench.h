@@ -18,7 +18,8 @@
 namespace cadre::cli {
 
 struct ShapeBenchOptions {
-  std::string shape;  // its name in rows
+  std::string shape;   // its name in rows
+  std::string format;  // the name of the weights' format
   ExpertsQuery query;
   BenchOptions bench;
   Routing routing = Routing::kUniform;

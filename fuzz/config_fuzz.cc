@@ -6,6 +6,7 @@
 
 #include "cadre/error.h"
 #include "io/json.h"
+#include "models/quantization_config.h"
 #include "models/registry.h"
 #include "models/text_config.h"
 
@@ -39,6 +40,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     attempt([&] { read_top_k(config, read_num_experts(config)); });
     attempt([&] { read_dtype(config); });
     attempt([&] { read_eos_token_ids(config); });
+    attempt([&] {
+      const CheckpointQuantization quantization = read_quantization(config, {});
+      is_excluded(quantization.fp8, "model.layers.10.mlp.experts.7.down_proj");
+      if (quantization.has_fp8) scale_shape(scale_layout_of(quantization.fp8), 160, 96);
+    });
   });
   return 0;
 }

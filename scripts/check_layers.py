@@ -42,7 +42,7 @@ PUBLIC = {
     "quantization.h": "quant", "storage_format.h": "quant",
     "image.h": "io",
     "experts.h": "experts",
-    "model.h": "models", "sampling.h": "models",
+    "model.h": "models", "quantize_checkpoint.h": "models", "sampling.h": "models",
     "chat.h": "generation", "generation.h": "generation", "image_processor.h": "generation",
     "tokenizer.h": "generation",
     "cadre.h": "generation",  # includes them all

@@ -15,6 +15,7 @@
 
 #include "cadre/tensor.h"
 #include "io/file_map.h"
+#include "io/file_writer.h"
 
 namespace cadre {
 
@@ -60,6 +61,32 @@ class SafetensorsFile {
   std::shared_ptr<const FileMap> map_;
   SafetensorsHeader header_;
   std::map<std::string, size_t, std::less<>> index_;
+};
+
+/// What a file's header says of a tensor before its bytes are there.
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kF32;
+  Dims shape;
+};
+
+/// Writes a file tensor by tensor, so that it may be larger than memory: `tensors` are what will be
+/// written, in the order of the file. Whole or nothing, and errors, as write_safetensors().
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorSpec> tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+
+  /// The next tensor, contiguous on the CPU. InvalidArgument when it is another one than announced.
+  void write(const std::string& name, const TensorView& tensor);
+  /// After the last tensor.
+  void commit();
+
+ private:
+  std::filesystem::path path_;
+  std::vector<TensorSpec> tensors_;
+  size_t next_ = 0;
+  std::optional<FileWriter> writer_;
 };
 
 struct NamedTensor {

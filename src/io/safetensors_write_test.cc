@@ -103,6 +103,38 @@ TEST(WriteSafetensors, ReplacesAFileAndKeepsItsPermissionsAndLinks) {
   EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms(0640));
 }
 
+TEST(SafetensorsWriter, WritesTensorByTensorWhatWriteSafetensorsDoes) {
+  const TempDir dir;
+  const float wide[6] = {1, 2, 3, 4, 5, 6};
+  const uint8_t narrow[3] = {7, 8, 9};
+  const NamedTensor tensors[] = {{"wide", {wide, DType::kF32, {2, 3}}},
+                                 {"narrow", {narrow, DType::kU8, {3}}}};
+  write_safetensors(dir / "whole", tensors, {{"format", "pt"}});
+  SafetensorsWriter writer(dir / "parts",
+                           {{"wide", DType::kF32, {2, 3}}, {"narrow", DType::kU8, {3}}},
+                           {{"format", "pt"}});
+  for (const NamedTensor& named : tensors) writer.write(named.name, named.tensor);
+  EXPECT_FALSE(std::filesystem::exists(dir / "parts"));
+  writer.commit();
+  EXPECT_EQ(read_file(dir / "parts"), read_file(dir / "whole"));
+}
+
+TEST(SafetensorsWriter, RefusesAnotherTensorThanAnnounced) {
+  const TempDir dir;
+  const float data[6] = {};
+  SafetensorsWriter writer(dir / "a", {{"t", DType::kF32, {2, 3}}});
+  const TensorView view(data, DType::kF32, {2, 3});
+  expect_error<InvalidArgument>([&] { writer.write("u", view); }, {"expected t", "got u"});
+  expect_error<InvalidArgument>(
+      [&] {
+        writer.write("t", {data, DType::kF32, {3, 2}});
+      },
+      {"[2, 3]", "[3, 2]"});
+  expect_error<InvalidArgument>([&] { writer.commit(); }, {"expected 1 tensors", "got 0"});
+  writer.write("t", view);
+  expect_error<InvalidArgument>([&] { writer.write("t", view); }, {"no more tensors"});
+}
+
 TEST(WriteSafetensors, TensorsThatCannotBeStored) {
   const TempDir dir;
   const float data[6] = {};

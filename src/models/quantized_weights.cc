@@ -339,13 +339,17 @@ std::vector<float> QuantizedWeights::take_input_scales(const std::string& name, 
 
 namespace {
 
-// The place of the first element that is NaN or infinite; -1: none.
+// The place of the first element that is NaN or infinite; -1: none. Most scales are bytes, of which
+// large models have gigabytes.
 int64_t first_not_finite(const TensorView& scales) {
   const int64_t count = scales.numel();
-  const bool is_byte = size_of(scales.dtype()) == 1;
-  const auto* bytes = static_cast<const uint8_t*>(scales.data());
+  if (size_of(scales.dtype()) == 1) {
+    const auto* bytes = static_cast<const uint8_t*>(scales.data());
+    const void* found = std::memchr(bytes, 255, static_cast<size_t>(count));
+    return found == nullptr ? -1 : static_cast<const uint8_t*>(found) - bytes;
+  }
   for (int64_t i = 0; i < count; ++i) {
-    if (is_byte ? bytes[i] == 255 : !std::isfinite(float_at(scales, i))) return i;
+    if (!std::isfinite(float_at(scales, i))) return i;
   }
   return -1;
 }

@@ -116,6 +116,29 @@ TEST(BenchExperts, FormatDtypeRoutingAndSeedAreTaken) {
   }
 }
 
+// Each backend says that it cannot, or is held to its bound.
+TEST(BenchExperts, QuantisedFormatsAreCheckedAndCountedWithTheirScales) {
+  for (const char* format : {"fp8", "fp8-ue8m0", "fp8-tensor", "mxfp8", "fp4"}) {
+    for (const std::string& backend : kCpuBackends) {
+      SCOPED_TRACE(std::string(format) + " " + backend);
+      const Result result = bench({"experts", "--shape", "6,2,160,96", "--tokens", "1,5",
+                                   "--format", format, "--experts", backend, "--json"});
+      if (result.exit_code == 4) {
+        expect_failure(result, 4, {"--experts " + backend, format});
+        continue;
+      }
+      const auto rows = rows_of(result);
+      ASSERT_EQ(rows.size(), 2u);
+      const bool is_fp8 = std::string(format).starts_with("fp8");
+      for (const nlohmann::json& row : rows) {
+        EXPECT_EQ(row["format"], format);
+        EXPECT_EQ(row["activations"], is_fp8 ? "dynamic" : "none");
+        EXPECT_LE(row["rel_error"].get<double>(), row["bound"].get<double>());
+      }
+    }
+  }
+}
+
 TEST(BenchExperts, RowsSayWhetherExpertsArePacked) {
   for (const char* prepack : {"on", "off", "auto"}) {
     const auto rows = rows_of(bench({"experts", "--shape", "6,2,40,24", "--tokens", "1,5",
@@ -155,9 +178,8 @@ TEST(BenchExperts, TheTableAndThePageShowTheSameRows) {
 }
 
 TEST(BenchExperts, WhatIsNotServedIsSaidBeforeAnythingIsMeasured) {
-  for (const char* format : {"fp8", "mxfp8", "fp4"}) {
-    expect_failure(bench({"experts", "--format", format}), 4, {"--format", format, "bf16"});
-  }
+  expect_failure(bench({"experts", "--activations", "dynamic"}), 2,
+                 {"--activations dynamic", "bf16", "fp8"});
   expect_failure(bench({"experts", "--graph"}), 4, {"--graph", "GPU"});
   expect_failure(bench({"experts", "--device", kMissingGpu}), missing_gpu_status(), {"cuda"});
   expect_failure(bench({"experts", "--experts", "sonicmoe", "--shape", "6,2,40,24"}), 4,

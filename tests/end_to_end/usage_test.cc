@@ -9,7 +9,7 @@ namespace cadre::test {
 namespace {
 
 const std::vector<std::string> kCommands = {"generate", "chat",    "forward", "experts",
-                                            "backends", "inspect", "eval"};
+                                            "backends", "inspect", "eval",    "quantize"};
 
 TEST(Usage, HelpListsEveryCommandAndExitStatus) {
   const Result help = run_cadre({"--help"});
@@ -45,7 +45,8 @@ TEST(Usage, HelpShowsTheCommonOptionsThatActInItsCommand) {
         "--dequantize"}},
       {"experts", {"--device", "--dtype", "--experts", "--threads"}},
       {"backends", {"--model", "--revision", "--device", "--dtype", "--experts"}},
-      {"inspect", {"--model", "--revision", "--dtype"}}};
+      {"inspect", {"--model", "--revision", "--dtype"}},
+      {"quantize", {"--revision", "--threads"}}};
   for (const auto& [command, expected] : acting) {
     const std::string help = run_cadre({command, "--help"}).out;
     std::vector<std::string> common = {"--quiet", "--json"};
@@ -73,6 +74,7 @@ TEST(Usage, EveryCommandTakesEveryCommonOption) {
         {"generate", "x", "--max-new-tokens", "1"},
         {"chat", "--model", chat_model},
         {"eval", "--text", CADRE_TEST_DATA "/tiny-moe/heldout.txt", "--window", "1024"},
+        {"quantize", model_folder("olmoe"), folder / "quantized"},
         {"experts", CADRE_TEST_DATA "/experts/plain.safetensors", "--out", out},
         {"forward", "--model", model_folder("olmoe"), "--inputs", expected_file("olmoe"), "--out",
          out}}) {
@@ -123,6 +125,7 @@ TEST(Usage, AnEmptyValueIsNeverTakenForTheDefault) {
       {"inspect", ""},
       {"inspect", "--model", ""},
       {"backends", ""},
+      {"quantize", "", "o"},
       {"experts", "", "--out", "o", "--experts", "eager"}};
   for (const std::vector<std::string>& call : calls) {
     SCOPED_TRACE(call.front() + " " + call[1]);
@@ -165,6 +168,8 @@ TEST(Usage, MissingAndSurplusArgumentsAreNamed) {
   expect_failure(run_cadre({"forward", "--inputs", "x"}), 2, {"--out is required"});
   expect_failure(run_cadre({"eval"}), 2, {"--text is required"});
   expect_failure(run_cadre({"experts", "--out", "x"}), 2, {"CASE is required"});
+  expect_failure(run_cadre({"quantize"}), 2, {"MODEL is required"});
+  expect_failure(run_cadre({"quantize", "x"}), 2, {"OUT is required"});
   expect_failure(run_cadre({"generate", "two", "words"}), 2, {"\"words\"", "quotes"});
   expect_failure(run_cadre({"generate", "x", "--max-new-tokens"}), 2,
                  {"--max-new-tokens: expected a value"});

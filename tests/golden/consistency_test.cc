@@ -33,11 +33,21 @@ class Consistency : public testing::TestWithParam<Case> {
     if (on_gpu() && std::get<2>(GetParam()) != DType::kF32) {
       GTEST_SKIP() << "near-ties of the router make 16-bit runs differ on a GPU";
     }
+    if (on_gpu() && std::get<0>(GetParam()).find("_fp8") != std::string::npos) {
+      GTEST_SKIP() << "a last bit moves codes of quantised activations, and kernels differ in it";
+    }
+    if (!runs()) GTEST_SKIP() << "refused before loading: " << std::get<1>(GetParam());
     expected_ = read_expected(fixture(std::get<0>(GetParam())) / "expected.safetensors");
     model_ = load(2);
     vocab_ = static_cast<size_t>(model_->info().vocab_size);
   }
 
+  static bool runs() {
+    const auto& [name, backend, dtype] = GetParam();
+    const ModelReport report =
+        inspect_model(fixture(name).string(), {.device = test_device(), .dtype = dtype});
+    return supports(backend, report.experts.at(0).second).ok();
+  }
   static std::unique_ptr<Model> load(int threads) {
     const auto& [name, backend, dtype] = GetParam();
     return Model::from_pretrained(fixture(name).string(),
@@ -174,7 +184,8 @@ INSTANTIATE_TEST_SUITE_P(
                                      "deepseek_v2_groups_yarn", "deepseek_v3_older_config",
                                      "deepseek_v4", "deepseek_v4_own_names", "glm4_moe_groups",
                                      "granitemoe", "minimax_m2", "gpt_oss_long",
-                                     "qwen3_moe_dynamic"),
+                                     "qwen3_moe_dynamic", "qwen3_moe_fp8_ue8m0", "deepseek_v3_fp8",
+                                     "gpt_oss_mxfp4", "deepseek_v4_fp4"),
                      testing::Values("eager", "batched_mm", "grouped_mm"),
                      testing::Values(DType::kF32, DType::kBF16)),
     case_name);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "cadre/model.h"
 #include "golden/model_runs.h"
 #include "models/damaged_checkpoint.h"
+#include "quant/float8.h"
 #include "support/compare.h"
 #include "support/test_device.h"
 
@@ -106,6 +108,19 @@ TEST_P(Quantized, InTheirOwnPrecision) {
       EXPECT_LE(error, dtype == DType::kF32 ? bound() : 2e-1);
       RecordProperty(name + "_" + std::string(name_of(dtype)), std::to_string(error));
     }
+  }
+}
+
+TEST_P(Quantized, PackedGivesTheSameBits) {
+  if (on_gpu()) GTEST_SKIP() << "about the CPU";
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    LoadOptions packed = options(dtype);
+    packed.prepack = Prepack::kOn;
+    const auto model = Model::from_pretrained(path(), packed);
+    EXPECT_GT(model->memory().added_bytes, 0u);
+    EXPECT_EQ(all_logits(*model, expected_.input_ids, expected_.batch),
+              all_logits(*Model::from_pretrained(path(), options(dtype)), expected_.input_ids,
+                         expected_.batch));
   }
 }
 
@@ -212,7 +227,7 @@ class Respelt {
   DamagedCheckpoint checkpoint;
 
  private:
-  std::vector<Tensor> owned_;
+  std::deque<Tensor> owned_;  // whose elements stay where they are
 };
 
 class Spellings : public testing::Test {
@@ -399,6 +414,66 @@ TEST_F(OneScaleEach, StaticActivationsOfPackedExperts) {
   }
   quantized_.checkpoint.config["quantization_config"]["activation_scheme"] = "static";
   check(quantized_.checkpoint.write(), ActivationScheme::kStatic);
+}
+
+// ---- packed experts with K first (Qwen3-VL on the hub), up beginning inside a block
+// ---------------
+
+// Quantises a packed tensor [E, N, K] in blocks of 16 x 16 and stores it as [E, K, N]; the plain
+// one gets the products of codes and scales, which are exact.
+void quantize_turned(const std::string& name, Respelt& quantized, Respelt& plain) {
+  constexpr int64_t kBlock = 16;
+  const TensorView from = plain.checkpoint.tensors.at(name);
+  const int64_t e = from.dim(0), n = from.dim(1), k = from.dim(2);
+  const int64_t rows = (n + kBlock - 1) / kBlock, cols = (k + kBlock - 1) / kBlock;
+  Tensor& codes = quantized.keep(DType::kF8E4M3, {e, k, n});
+  Tensor& scales = quantized.keep(DType::kF32, {e, cols, rows});
+  Tensor& values = plain.keep(DType::kBF16, from.shape());
+  for (int64_t i = 0; i < scales->numel(); ++i) {
+    scales->as<float>()[i] = std::ldexp(i % 3 == 0 ? 1.5f : 1.0f, -12);
+  }
+  for (int64_t i = 0; i < from.numel(); ++i) {
+    const int64_t expert = i / (n * k), row = i / k % n, col = i % k;
+    const float scale = scales->as<float>()[(expert * cols + col / kBlock) * rows + row / kBlock];
+    const uint8_t code = float_to_e4m3(static_cast<float>(from.as<BFloat16>()[i]) / scale);
+    codes->as<uint8_t>()[(expert * k + col) * n + row] = code;
+    values->as<BFloat16>()[i] = BFloat16(e4m3(code) * scale);
+  }
+  plain.checkpoint.tensors[name] = values.view();
+  quantized.checkpoint.tensors[name] = codes.view();
+  quantized.checkpoint.tensors[name + "_scale_inv"] = scales.view();
+}
+
+TEST_F(Spellings, PackedExpertsWithKFirst) {
+  Respelt quantized("qwen3_vl_moe");
+  Respelt plain("qwen3_vl_moe");
+  quantized.checkpoint.config["quantization_config"] = {{"quant_method", "fp8"},
+                                                        {"weight_block_size", {16, 16}}};
+  for (const char* part : {".experts.gate_up_proj", ".experts.down_proj"}) {
+    for (const std::string& name : plain.names_ending(part)) {
+      quantize_turned(name, quantized, plain);
+    }
+  }
+  const std::vector<TokenId> ids = {5, 9, 2, 7, 11, 3};
+  const auto logits = [&](const std::string& path, const LoadOptions& options) {
+    return all_logits(*Model::from_pretrained(path, options), ids, 1);
+  };
+  const std::vector<float> found = logits(plain.checkpoint.write(), options(DType::kF32));
+  const std::vector<double> wanted(found.begin(), found.end());
+  const auto error = [&](const std::vector<float>& got) {
+    return relative_error(std::span<const float>(got), std::span<const double>(wanted));
+  };
+  const std::string path = quantized.checkpoint.write();
+  EXPECT_LE(error(logits(path, dequantized(DType::kF32))), 1e-6);
+  const ModelReport report = inspect_model(path, options(DType::kF32));
+  const auto& [part, query] = report.experts.at(0);
+  EXPECT_EQ(part, "text_config");
+  EXPECT_TRUE(query.config.is_transposed);
+  for (const std::string& backend : backends_for(query)) {
+    const double own = error(logits(path, options(DType::kF32, backend)));
+    EXPECT_LE(own, 1.5e-1) << backend;
+    EXPECT_GT(own, 1e-5) << backend << ": activations are quantised";
+  }
 }
 
 TEST_F(Spellings, ExclusionsUnderBothNames) {

@@ -5,7 +5,8 @@
 
 namespace cadre::cpu {
 
-/// Zeroed memory that is taken page by page when it is first written.
+/// Zeroed memory that is taken page by page when it is first written; a page more than asked for
+/// may be read.
 class HugeArena {
  public:
   /// Throws DeviceError when the system refuses.

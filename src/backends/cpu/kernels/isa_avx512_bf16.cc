@@ -10,6 +10,7 @@
 #include "backends/cpu/kernels/pack_pairs.inl.h"
 #include "backends/cpu/kernels/products_direct.inl.h"
 #include "backends/cpu/kernels/products_of_codes.inl.h"
+#include "backends/cpu/kernels/products_of_codes_pairs.inl.h"
 #include "backends/cpu/kernels/quantize.inl.h"
 
 namespace cadre::cpu {
@@ -54,65 +55,23 @@ struct PairRows {
   }
 };
 
-// Pairs of e2m1 codes 2 i and 2 i + 1 of each word, as bfloat16.
-inline Words e2m1_pair(Words words, int i) {
-  struct Table {
-    alignas(64) uint16_t bits[32];
-  };
-  static constexpr Table kTable = [] {  // twice: look-ups take five bits
-    Table table{};
-    for (uint32_t j = 0; j < 32; ++j) table.bits[j] = static_cast<uint16_t>(bf16_of_e2m1(j));
-    return table;
-  }();
-  const Words both = words >> 8 * i;
-  const Words index = (both & 0xffffu) | (both << 12 & 0xffff0000u);
-  return (Words)_mm512_permutexvar_epi16((__m512i)index, load<__m512i>(kTable.bits));
-}
-
-// The pairs of every word, k ascending.
-template <Element kType, typename F>
-inline void for_each_pair(Words words, F f) {
-  if constexpr (kType == Element::kE4m3) {
-    Words pairs[2];
-    e4m3_pairs(words, pairs);
-    f(0, pairs[0]);
-    f(2, pairs[1]);
-  } else {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) f(2 * i, e2m1_pair(words, i));
-  }
-}
-
 struct PairCodes {
   using Value = uint16_t;
 
   template <Element kType, int kRows, int kVectors>
-  static inline void add(const uint16_t* x, Words words, int v, Floats (&sums)[kRows][kVectors]) {
-    for_each_pair<kType>(words, [&](int i, Words pair) {
+  static inline void add(const uint16_t* x, const unsigned char* w,
+                         Floats (&sums)[kRows][kVectors]) {
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        sums[r][v] = dot(sums[r][v], PairRows::pair<false>(x + r * kChunk + i), pair);
-      }
-    });
-  }
-};
-
-template <Element kType>
-void decode_pairs_of(const DecodeArgs& args) {
-  for (int column = 0; column < kPanelColumns; column += kLanes) {
-    PairSink sink{static_cast<uint32_t*>(args.panel) + column};
-    const auto* from = static_cast<const unsigned char*>(args.codes) + column * 4;
-    for (int k = 0; k < args.k; k += codes_per_word(kType), from += kPanelColumns * 4) {
-      for_each_pair<kType>(load<Words>(from), [&](int i, Words pair) { sink.words(k + i, pair); });
+    for (int v = 0; v < kVectors; ++v) {
+      for_each_pair<kType>(load<Words>(w + v * kLanes * 4), [&](int i, Words pair) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          sums[r][v] = dot(sums[r][v], PairRows::pair<false>(x + r * kChunk + i), pair);
+        }
+      });
     }
   }
-}
-
-// As pack_pairs leaves the panel.
-void decode_pairs(const DecodeArgs& args) {
-  if (args.type == Element::kE4m3) return decode_pairs_of<Element::kE4m3>(args);
-  decode_pairs_of<Element::kE2m1>(args);
-}
+};
 
 template <int kRows, int kColumns>
 void multiply_pairs_tile(const MultiplyArgs& args, int first_row, Prefetches& prefetches) {
@@ -152,7 +111,24 @@ void multiply_pairs_columns(const MultiplyArgs& args) {
   }
 }
 
+void multiply_pairs(const MultiplyArgs& args);
+
+void multiply_pairs_pieces(const MultiplyArgs& args) {
+  MultiplyArgs one = args;
+  for (int begin = 0; begin < args.k; begin += args.piece) {
+    one.k = args.piece < args.k - begin ? args.piece : args.k - begin;
+    multiply_pairs(one);
+    one.row_offset += args.piece;
+    one.panel = static_cast<const char*>(one.panel) + args.piece / 2 * kPanelColumns * 4;
+    one.column_scales += kPanelColumns;
+    if (one.row_scales != nullptr) one.row_scales += args.num_rows;
+    one.first = false;
+    one.num_prefetch = 0;
+  }
+}
+
 void multiply_pairs(const MultiplyArgs& args) {
+  if (args.piece < args.k) return multiply_pairs_pieces(args);
   if (args.columns == kPanelColumns) return multiply_pairs_columns<6, kPanelColumns>(args);
   multiply_pairs_columns<12, kPanelColumns / 2>(args);
 }

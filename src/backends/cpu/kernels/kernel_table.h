@@ -55,9 +55,11 @@ struct MultiplyArgs {
   const void* const* prefetch;
   int num_prefetch;
   int columns = kPanelColumns;  // of the panel, or half of them: the first kPanelColumns / 2
-  // Both or none: acc[r][n] (+)= (row_scales[r] * column_scales[n]) * sum.
-  const float* row_scales = nullptr;     // [num_rows]
-  const float* column_scales = nullptr;  // [kPanelColumns]
+  // With column_scales: piece by piece, acc[r][n] (+)= (row_scale * column_scale) * sum. row_scales
+  // null = 1.
+  const float* row_scales = nullptr;     // [pieces, num_rows]
+  const float* column_scales = nullptr;  // [pieces, kPanelColumns]
+  int piece = kChunk;                    // k of a piece; the last may be shorter
 };
 
 enum class GateKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kScaledSwiglu };
@@ -198,8 +200,9 @@ struct PackStoredArgs {
   const StoredColumns* parts;
   int num_parts;  // 1 or 2
   Element type;
-  int64_t k;    // of the whole matrix; what the last pair or word lacks is zero
-  void* panel;  // 64-byte aligned, round_up(k, 2) * kPanelColumns elements, or whole words
+  int64_t k;            // of the whole matrix; what the last pair or word lacks is zero
+  void* panel;          // 64-byte aligned, round_up(k, 2) * kPanelColumns elements, or whole words
+  bool fetches = true;  // what follows in each row
 };
 
 /// A chunk of such a panel, into a panel as pack writes it from the same weights.
@@ -243,24 +246,28 @@ struct StoredChunkArgs {
 struct DecodeArgs {
   const void* codes;
   Element type;
-  int k;        // 1 to kChunk
-  void* panel;  // kPanelBytes
+  int k;                // 1 to kChunk
+  void* panel;          // kPanelBytes
+  int64_t fetch_ahead;  // what lies so many bytes behind the codes is fetched meanwhile
 };
 
 /// multiply for few rows, straight from such a chunk, piece by piece: acc[r][n] (+)= (row_scales *
 /// column_scales) * (sum over the piece, from zero, in the order of multiply).
 struct CodesArgs {
-  const void* rows;  // [num_rows, kChunk] of the table's row type, zero from k to the word's end
-  int num_rows;      // 1 to max_code_rows
-  int k;             // 1 to kChunk
-  int piece;         // k of a piece, whole words; the last may be shorter
-  const void* codes;
+  const void* rows;   // [num_rows, kChunk] of the table's row type, zero from k to the word's end
+  int num_rows;       // 1 to max_code_rows
+  int k;              // 1 to kChunk
+  int piece;          // k of a piece, whole words; the last may be shorter
+  const void* codes;  // three bytes behind them are read as well
   Element type;
-  const float* row_scales;     // [pieces, num_rows]
+  const float* row_scales;     // [pieces, num_rows]; null = 1
   const float* column_scales;  // [pieces, kPanelColumns]
   float* acc;                  // [num_rows, kPanelColumns]
   bool first;                  // overwrite acc instead of adding
-  int64_t fetch_ahead;         // what lies so many bytes behind the codes is fetched meanwhile
+  // What is fetched meanwhile, a line for each line of codes: what lies so many bytes behind it,
+  // or, where there are fetch_rows, one line of each of kPanelColumns rows, then the next of each.
+  int64_t fetch_ahead;
+  const char* const* fetch_rows = nullptr;  // [kPanelColumns]; fetch_ahead is added
 };
 
 /// Scales of e8m0, four in a word of each column, to floats.
@@ -302,18 +309,26 @@ struct KernelTable {
   // Chunk by chunk, for the tables without the products above; else null.
   void (*multiply_packed_chunk)(const PackedChunkArgs&) = nullptr;
   void (*multiply_stored_chunk)(const StoredChunkArgs&) = nullptr;
-  // Quantised weights, for the same tables.
-  int max_code_rows = 0;  // of multiply_codes
+  // Quantised weights, for the same tables: decode and multiply, or for up to max_code_rows rows
+  // multiply_codes.
+  int max_code_rows = 0;
   void (*decode)(const DecodeArgs&) = nullptr;
   void (*multiply_codes)(const CodesArgs&) = nullptr;
   void (*expand_scales)(const ExpandScalesArgs&) = nullptr;
   void (*quantize)(const QuantizeArgs&) = nullptr;
 };
 
+/// Kernels that replace those of a table on processors that can do more.
+struct CodeKernels {
+  void (*decode)(const DecodeArgs&);
+  void (*multiply_codes)(const CodesArgs&);
+};
+
 extern const KernelTable kPortableKernels;
 #if defined(__x86_64__)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+extern const CodeKernels kAvx512VbmiCodes;    // for kAvx512Kernels
 extern const KernelTable kAvx512Bf16Kernels;  // bfloat16 compute only
 extern const KernelTable kAmxKernels;         // bfloat16 compute only
 #endif

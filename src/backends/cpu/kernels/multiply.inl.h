@@ -25,8 +25,12 @@ class Prefetches {
 };
 
 // acc (+)= scale * sum
-inline void add_scaled(float* acc, bool first, Floats scale, Floats sum) {
-  store(acc, first ? scale * sum : multiply_add(scale, sum, load<Floats>(acc)));
+inline Floats add_scaled(Floats acc, bool first, Floats scale, Floats sum) {
+  return first ? scale * sum : multiply_add(scale, sum, acc);
+}
+
+inline Floats scale_of(const float* row_scales, int row, Floats column_scales) {
+  return row_scales == nullptr ? column_scales : broadcast(row_scales[row]) * column_scales;
 }
 
 constexpr int num_tiles(int rows, int tile) { return (rows + tile - 1) / tile; }
@@ -52,12 +56,13 @@ inline void add_to_acc(const MultiplyArgs& args, int first_row, int first_column
     return;
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r, to += kPanelColumns) {
+  for (int v = 0; v < kVectors; ++v) {
+    const Floats scales = load<Floats>(args.column_scales + first_column + v * kLanes);
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-      const Floats scale = broadcast(args.row_scales[first_row + r]) *
-                           load<Floats>(args.column_scales + first_column + v * kLanes);
-      add_scaled(to + v * kLanes, first, scale, sums[r][v]);
+    for (int r = 0; r < kRows; ++r) {
+      float* acc = to + r * kPanelColumns + v * kLanes;
+      store(acc, add_scaled(load<Floats>(acc), first,
+                            scale_of(args.row_scales, first_row + r, scales), sums[r][v]));
     }
   }
 }
@@ -95,9 +100,91 @@ void multiply_rest(const MultiplyArgs& args, int rows, int first_row, int column
   }
 }
 
+// Piece by piece: half as many rows, for the sums so far stay in registers as well.
+template <int kRows, int kSubPanel>
+void multiply_pieces_tile(const MultiplyArgs& args, int first_row, int first_column,
+                          Prefetches& prefetches) {
+  constexpr int kVectors = kSubPanel / kLanes;
+  const float* x =
+      static_cast<const float*>(args.rows[0]) + args.row_offset + int64_t{first_row} * kChunk;
+  const float* w = static_cast<const float*>(args.panel) + int64_t{first_column} * kChunk;
+  float* to = args.acc + int64_t{first_row} * kPanelColumns + first_column;
+  const float* row_scales = args.row_scales;
+  const float* column_scales = args.column_scales + first_column;
+  Floats acc[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      acc[r][v] = load<Floats>(to + r * kPanelColumns + v * kLanes);
+    }
+  }
+  bool first = args.first;
+  prefetches.begin_tile();
+  for (int k = 0; k < args.k;) {
+    const int end = k + args.piece < args.k ? k + args.piece : args.k;
+    Floats sums[kRows][kVectors] = {};
+    for (; k < end; ++k, ++x, w += kSubPanel) {
+      prefetches.step();
+      Floats weights[kVectors];
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) weights[v] = load<Floats>(w + v * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const Floats xs = broadcast(x[r * kChunk]);
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(xs, weights[v], sums[r][v]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats scales = load<Floats>(column_scales + v * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        acc[r][v] =
+            add_scaled(acc[r][v], first, scale_of(row_scales, first_row + r, scales), sums[r][v]);
+      }
+    }
+    first = false;
+    if (row_scales != nullptr) row_scales += args.num_rows;
+    column_scales += kPanelColumns;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) store(to + r * kPanelColumns + v * kLanes, acc[r][v]);
+  }
+}
+
+template <int kRows, int kSubPanel>
+void multiply_pieces_rest(const MultiplyArgs& args, int rows, int first_row, int column,
+                          Prefetches& prefetches) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      return multiply_pieces_tile<kRows, kSubPanel>(args, first_row, column, prefetches);
+    }
+    multiply_pieces_rest<kRows - 1, kSubPanel>(args, rows, first_row, column, prefetches);
+  }
+}
+
+template <int kRows, int kSubPanel>
+void multiply_pieces(const MultiplyArgs& args) {
+  const int tiles = num_tiles(args.num_rows, kRows);
+  Prefetches prefetches(args, tiles * (args.columns / kSubPanel));
+  for (int column = 0; column < args.columns; column += kSubPanel) {
+    int row = 0;
+    for (int i = 0; i < tiles; ++i) {
+      const int rows = tile_rows_of(args.num_rows, tiles, i);
+      multiply_pieces_rest<kRows, kSubPanel>(args, rows, row, column, prefetches);
+      row += rows;
+    }
+  }
+}
+
 // Tiles of like size, at most kRows: a small rest would wait for its own sums.
 template <int kRows, int kSubPanel>
 void multiply_floats(const MultiplyArgs& args) {
+  if (args.piece < args.k) return multiply_pieces<kRows / 2, kSubPanel>(args);
   const int tiles = num_tiles(args.num_rows, kRows);
   Prefetches prefetches(args, tiles * (args.columns / kSubPanel));
   for (int column = 0; column < args.columns; column += kSubPanel) {

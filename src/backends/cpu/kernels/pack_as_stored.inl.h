@@ -75,6 +75,7 @@ struct StoredLines {
   int64_t k;
   int k_count;
   int64_t k_total;  // of the matrix
+  bool fetches;
 
   template <int kSize>
   const unsigned char* at(int64_t n, int64_t i) const {
@@ -91,7 +92,8 @@ inline void read_along_k(const StoredLines& lines, Words* words) {
   for (int n = 0; n < kLanes; ++n) {
     rows[n] = lines.at<kSize>(n, 0);
     if (whole) {
-      prefetch(rows[n] + kBlockLines * kLineBytes);  // rows are too many to be followed without
+      // Rows are too many to be followed without.
+      if (lines.fetches) prefetch(rows[n] + kBlockLines * kLineBytes);
       continue;
     }
     __builtin_memset(copies[n], 0, kLineBytes);
@@ -149,7 +151,7 @@ inline void pack_line(const PackStoredArgs& args, int column, int64_t k, int cou
   const StoredColumns& part = args.parts[column / width];
   const int left = part.columns - column % width;
   const int columns = left < 0 ? 0 : left < kLanes ? left : kLanes;
-  const StoredLines lines{&part, column % width, columns, k, count, args.k};
+  const StoredLines lines{&part, column % width, columns, k, count, args.k, args.fetches};
   Words words[kLineWords];
   if (part.col_stride == 1) {
     read_along_k<kSize>(lines, words);

@@ -4,7 +4,8 @@
 // A word holds the codes of one column for consecutive k. e4m3 becomes pairs of bfloat16, which are
 // exact, by tables of 16 bytes: of a code s eee emmm (bits) the upper nibble gives the upper byte
 // of the result and the lower nibble the lower one, but where eee is 0 (subnormals) both come from
-// the lower nibble, and 0x7f is NaN.
+// the lower nibble, and 0x7f is NaN. With AVX512_VBMI (CADRE_VBMI) each byte comes from one table
+// of 128.
 
 namespace cadre::cpu {
 namespace {
@@ -82,6 +83,27 @@ inline Codes subtract_to_zero(Codes a, Codes b) {
 #endif
 }
 
+#ifdef CADRE_VBMI
+struct LongTable {
+  alignas(64) uint8_t bytes[128];
+};
+constexpr LongTable make_long_table(int shift) {
+  LongTable table{};
+  for (uint32_t i = 0; i < 128; ++i) {
+    table.bytes[i] = static_cast<uint8_t>(bf16_of_e4m3(i) >> shift);
+  }
+  return table;
+}
+constexpr LongTable kUpperBytes = make_long_table(8);
+constexpr LongTable kLowerBytes = make_long_table(0);
+
+// By the lower seven bits of each index.
+inline Codes look_up(const LongTable& table, Codes index) {
+  return (Codes)_mm512_permutex2var_epi8(load<__m512i>(table.bytes), (__m512i)index,
+                                         load<__m512i>(table.bytes + 64));
+}
+#endif
+
 inline void interleave_bytes(Codes lower, Codes upper, Words (&out)[2]) {
 #if CADRE_LANES == 16
   out[0] = (Words)_mm512_unpacklo_epi8((__m512i)lower, (__m512i)upper);
@@ -97,6 +119,10 @@ inline void interleave_bytes(Codes lower, Codes upper, Words (&out)[2]) {
 inline void e4m3_pairs(Words words, Words (&pairs)[2]) {
 #if CADRE_LANES > 4
   const Codes codes = shuffle_lanes((Codes)words, kHalvesOfWords);
+#ifdef CADRE_VBMI
+  const Codes upper = look_up(kUpperBytes, codes) | (codes & uint8_t{0x80});
+  const Codes lower = look_up(kLowerBytes, codes);
+#else
   const Codes magnitude = codes & uint8_t{0x7f};
   const Codes small = magnitude + uint8_t{0x70};  // bit 7 set: not small, looks up 0
   const Codes high = (Codes)((Words)codes >> 4) & uint8_t{0x0f};
@@ -104,6 +130,7 @@ inline void e4m3_pairs(Words words, Words (&pairs)[2]) {
   const Codes upper =
       look_up(kUpperByHigh, high) | look_up(kUpperOfSmall, small) | look_up(kUpperOfNaN, nan);
   const Codes lower = ((Codes)((Words)codes << 4) & uint8_t{0xf0}) ^ look_up(kLowerOfSmall, small);
+#endif
   interleave_bytes(lower, upper, pairs);
 #else
   struct Table {
@@ -127,7 +154,7 @@ inline Floats e2m1_floats(Words words, int i) {
 #if CADRE_LANES == 16
   const __m512 table =
       _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
-  return (Floats)_mm512_permutexvar_ps((__m512i)(words >> 4 * i), table);
+  return (Floats)_mm512_permutexvar_ps((__m512i)(i == 0 ? words : words >> 4 * i), table);
 #elif CADRE_LANES == 8
   const __m256 table = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
   const Words magnitude =
@@ -137,6 +164,15 @@ inline Floats e2m1_floats(Words words, int i) {
   Words bits;
   for (int n = 0; n < kLanes; ++n) bits[n] = bf16_of_e2m1(words[n] >> 4 * i & 15u) << 16;
   return (Floats)bits;
+#endif
+}
+
+// From now on a register: compilers would load it again for its next use.
+inline void keep_loaded(Words& words) {
+#if CADRE_LANES == 16
+  asm("" : "+v"(words));
+#else
+  static_cast<void>(words);
 #endif
 }
 
@@ -157,18 +193,65 @@ inline void for_each_value(Words words, F f) {
   }
 }
 
-// Products with rows of float32.
+// Products with rows of float32. Sums of several columns take turns: each waits for its last one.
 struct FloatCodes {
   using Value = float;
 
+  // The k of one word of kVectors * kLanes columns.
   template <Element kType, int kRows, int kVectors>
-  static inline void add(const float* x, Words words, int v, Floats (&sums)[kRows][kVectors]) {
-    for_each_value<kType>(words, [&](int i, Floats weights) {
+  static inline void add(const float* x, const unsigned char* w, Floats (&sums)[kRows][kVectors]) {
+    constexpr int kBytes = kLanes * 4;
+    if constexpr (kType == Element::kE4m3) {
+      constexpr int kTogether = kVectors < 2 || kRows > 1 ? 1 : 2;
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        sums[r][v] = multiply_add(broadcast(x[r * kChunk + i]), weights, sums[r][v]);
+      for (int v = 0; v < kVectors; v += kTogether) {
+        add_pairs<kTogether>(x, w + v * kBytes, v, sums);
       }
-    });
+    } else {
+      // Loads at each byte of the words take the place of shifts, of which one a cycle is done.
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        Words words[kVectors];
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) {
+          words[v] = load<Words>(w + v * kBytes + i);
+          keep_loaded(words[v]);
+          add_k(x + 2 * i, e2m1_floats(words[v], 0), v, sums);
+        }
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) {
+          add_k(x + 2 * i + 1, e2m1_floats(words[v], 1), v, sums);
+        }
+      }
+    }
+  }
+
+ private:
+  template <int kTogether, int kRows, int kVectors>
+  static inline void add_pairs(const float* x, const unsigned char* w, int first,
+                               Floats (&sums)[kRows][kVectors]) {
+    Words pairs[kTogether][2];
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogether; ++i) e4m3_pairs(load<Words>(w + i * kLanes * 4), pairs[i]);
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kTogether; ++i) {
+        add_k(x + 2 * p, bf16_low(pairs[i][p]), first + i, sums);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kTogether; ++i) {
+        add_k(x + 2 * p + 1, bf16_high(pairs[i][p]), first + i, sums);
+      }
+    }
+  }
+
+  template <int kRows, int kVectors>
+  static inline void add_k(const float* x, Floats weights, int v, Floats (&sums)[kRows][kVectors]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      sums[r][v] = multiply_add(broadcast(x[r * kChunk]), weights, sums[r][v]);
+    }
   }
 };
 
@@ -187,6 +270,7 @@ void codes_tile(const CodesArgs& args) {
   constexpr int kVectors = code_vectors(kRows);
   constexpr int kPerWord = codes_per_word(kType);
   constexpr int kWordRow = kPanelColumns * 4;  // bytes of a word of every column
+  constexpr int kBytes = kVectors * kLanes * 4;
   bool first = args.first;
   const float* row_scales = args.row_scales;
   const float* column_scales = args.column_scales;
@@ -198,25 +282,33 @@ void codes_tile(const CodesArgs& args) {
           static_cast<const unsigned char*>(args.codes) + begin / kPerWord * kWordRow + column * 4;
       Floats sums[kRows][kVectors] = {};
       for (int k = begin; k < end; k += kPerWord, x += kPerWord, w += kWordRow) {
+        if (args.fetch_rows == nullptr) {
 #pragma GCC unroll 16
-        for (int b = 0; b < kVectors * kLanes * 4; b += 64) prefetch(w + args.fetch_ahead + b);
+          for (int b = 0; b < kBytes; b += 64) prefetch(w + args.fetch_ahead + b);
+        } else {
+          // Lines of one word's columns lie in as many neighbouring rows.
+          const auto line =
+              static_cast<uint64_t>(w - static_cast<const unsigned char*>(args.codes)) / 64;
+          const char* const* rows = args.fetch_rows + line % kPanelColumns;
+          const auto ahead = static_cast<uint64_t>(args.fetch_ahead) + line / kPanelColumns * 64;
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
-          Rows::template add<kType>(x, load<Words>(w + v * kLanes * 4), v, sums);
+          for (int b = 0; b < kBytes / 64; ++b) prefetch(rows[b] + ahead);
         }
+        Rows::template add<kType>(x, w, sums);
       }
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
         const Floats scales = load<Floats>(column_scales + column + v * kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
-          add_scaled(args.acc + r * kPanelColumns + column + v * kLanes, first,
-                     broadcast(row_scales[r]) * scales, sums[r][v]);
+          float* acc = args.acc + r * kPanelColumns + column + v * kLanes;
+          store(acc,
+                add_scaled(load<Floats>(acc), first, scale_of(row_scales, r, scales), sums[r][v]));
         }
       }
     }
     first = false;
-    row_scales += kRows;
+    if (row_scales != nullptr) row_scales += kRows;
     column_scales += kPanelColumns;
   }
 }
@@ -245,6 +337,7 @@ void decode_floats_of(const DecodeArgs& args) {
     const auto sink = float_sink<kSubPanel>(args.panel, column);
     const auto* from = static_cast<const unsigned char*>(args.codes) + column * 4;
     for (int k = 0; k < args.k; k += kPerWord, from += kPanelColumns * 4) {
+      prefetch(from + args.fetch_ahead);
       for_each_value<kType>(load<Words>(from), [&](int i, Floats weights) {
         store(sink.at + (k + i) * sink.row_floats, weights);
       });
@@ -258,18 +351,36 @@ void decode_floats(const DecodeArgs& args) {
   decode_floats_of<Element::kE2m1, kSubPanel>(args);
 }
 
-// 0 is 2^-127, 255 is NaN.
-void expand_scales(const ExpandScalesArgs& args) {
-  for (int column = 0; column < kPanelColumns; column += kLanes) {
-    const Words words = load<Words>(static_cast<const unsigned char*>(args.words) + column * 4);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const Words exponent = (i == 3 ? words >> 24 : words >> 8 * i & 0xffu) << 23;
-      Words bits = select(exponent == 0, broadcast_word(0x00400000u), exponent);
-      bits = select(exponent == 0x7f800000u, broadcast_word(0x7fc00000u), bits);
-      store(args.scales + i * kPanelColumns + column, bits);
-    }
+// Byte i of each word as a float32 exponent: 0 is 2^-127, 255 is NaN.
+template <int i>
+inline void expand_byte(const Words (&words)[kPanelColumns / kLanes], bool has_nan, float* scales) {
+#pragma GCC unroll 16
+  for (int v = 0; v < kPanelColumns / kLanes; ++v) {
+    Words bits = (i == 3 ? words[v] : words[v] << (24 - 8 * i)) >> 1 & 0x7f800000u;
+    bits = select(bits == 0, broadcast_word(0x00400000u), bits);
+    if (has_nan) bits = select(bits == 0x7f800000u, broadcast_word(0x7fc00000u), bits);
+    store(scales + v * kLanes, bits);
   }
+}
+
+void expand_scales(const ExpandScalesArgs& args) {
+  const auto* from = static_cast<const unsigned char*>(args.words);
+  Words words[kPanelColumns / kLanes];
+  Words ones = {};  // the upper bit of every byte that is 255
+#pragma GCC unroll 16
+  for (int v = 0; v < kPanelColumns / kLanes; ++v) {
+    words[v] = load<Words>(from + v * kLanes * 4);
+    ones |= words[v] & ((words[v] & 0x7f7f7f7fu) + 0x01010101u);
+  }
+#if CADRE_LANES == 16
+  const bool has_nan = _mm512_test_epi32_mask((__m512i)ones, _mm512_set1_epi32(-0x7f7f7f80)) != 0;
+#else
+  const bool has_nan = true;
+#endif
+  expand_byte<0>(words, has_nan, args.scales);
+  expand_byte<1>(words, has_nan, args.scales + kPanelColumns);
+  expand_byte<2>(words, has_nan, args.scales + 2 * kPanelColumns);
+  expand_byte<3>(words, has_nan, args.scales + 3 * kPanelColumns);
 }
 
 }  // namespace

@@ -9,9 +9,9 @@
 namespace cadre::cpu {
 namespace {
 
-constexpr int kScaleBlock = 32;  // k under one scale where scales come in words
-constexpr int kMaxPieces = 4;    // that go to a kernel together
-constexpr int kMaskedRows = 16;  // that are copied for a piece within a word
+constexpr int kScaleBlock = 32;                   // k under one scale where scales come in words
+constexpr int kMaxPieces = kChunk / kScaleBlock;  // that go to a kernel together
+constexpr int kMaskedRows = 16;                   // that are copied for a piece within a word
 
 // k of a chunk, counted from its beginning.
 struct Piece {
@@ -19,8 +19,7 @@ struct Piece {
   int end;
 };
 
-float read_scale(const MatrixScales& scales, int64_t row_block, int64_t col_block) {
-  const int64_t at = row_block * scales.row_stride + col_block * scales.col_stride;
+float read_scale(const MatrixScales& scales, int64_t at) {
   const auto* data = static_cast<const std::byte*>(scales.data);
   if (scales.is_e8m0) return e8m0_to_float(static_cast<uint8_t>(data[at]));
   float value;
@@ -28,23 +27,57 @@ float read_scale(const MatrixScales& scales, int64_t row_block, int64_t col_bloc
   return value;
 }
 
-// Column scales at k, run by run of columns under one scale.
-void read_scales(const PanelPart& part, int64_t k, float* out) {
-  const MatrixScales& scales = part.matrix.scales;
-  const int64_t col_block = scales.block_cols == 0 ? 0 : k / scales.block_cols;
-  std::fill_n(out, part.width, 0.0f);
-  for (int n = 0; n < part.count;) {
-    const int64_t row = part.begin + n + scales.row_offset;
-    int64_t run = part.count - n;
-    int64_t row_block = 0;
-    if (scales.block_rows != 0) {
-      row_block = row / scales.block_rows;
-      run = std::min(run, (row_block + 1) * scales.block_rows - row);
-    }
-    std::fill_n(out + n, run, read_scale(scales, row_block, col_block));
-    n += static_cast<int>(run);
+// The scales of a panel's columns: runs of columns share one.
+class ColumnScales {
+ public:
+  explicit ColumnScales(const PanelParts& parts) {
+    for (int p = 0; p < parts.count; ++p) add(parts.parts[p]);
   }
-}
+
+  /// At k, for all columns; those that lack get none.
+  void read(int64_t k, float* out) const {
+    const MatrixScales* of = nullptr;
+    int64_t column = 0;
+    for (int i = 0; i < count_; ++i) {
+      const Run& run = runs_[i];
+      if (run.scales != of) {
+        of = run.scales;
+        column = of->block_cols == 0 ? 0 : k / of->block_cols * of->col_stride;
+      }
+      std::fill_n(out + run.first, run.count, read_scale(*of, run.offset + column));
+    }
+  }
+
+  bool are_all() const { return columns_ == kPanelColumns; }
+
+ private:
+  struct Run {
+    const MatrixScales* scales;
+    int64_t offset;
+    int first;
+    int count;
+  };
+
+  void add(const PanelPart& part) {
+    const MatrixScales& scales = part.matrix.scales;
+    for (int n = 0; n < part.count;) {
+      const int64_t row = part.begin + n + scales.row_offset;
+      int64_t block = 0;
+      int64_t left = part.count - n;
+      if (scales.block_rows != 0) {
+        block = row / scales.block_rows;
+        left = std::min(left, (block + 1) * scales.block_rows - row);
+      }
+      runs_[count_++] = {&scales, block * scales.row_stride, part.at + n, static_cast<int>(left)};
+      n += static_cast<int>(left);
+    }
+    columns_ += part.count;
+  }
+
+  Run runs_[kPanelColumns];
+  int count_ = 0;
+  int columns_ = 0;
+};
 
 class QuantizedProduct {
  public:
@@ -57,38 +90,64 @@ class QuantizedProduct {
         scratch_(scratch),
         type_(parts.parts->matrix.type),
         scales_(parts.parts->matrix.scales),
-        chunk_rows_(kernels, rows, k, scratch) {}
+        in_words_(scales_.in_words),
+        columns_(parts),
+        chunk_rows_(kernels, rows, k, scratch),
+        piece_(even_piece()) {
+    if (parts_.packed == nullptr && is_few()) list_rows();
+    if (!in_words_ && !columns_.are_all())
+      std::fill_n(read_scales_, kMaxPieces * kPanelColumns, 0.0f);
+  }
 
   void run() {
     for (k0_ = 0; k0_ < k_; k0_ += kChunk) {
       count_ = static_cast<int>(std::min<int64_t>(kChunk, k_ - k0_));
       begin_chunk();
       chunk_rows_.load(k0_, count_);
-      for (int begin = 0; begin < count_;) begin = multiply_from(begin);
+      if (piece_ != 0) {
+        multiply_pieces({0, count_}, piece_);
+      } else {
+        for (int begin = 0; begin < count_;) begin = multiply_piece(begin);
+      }
     }
   }
 
  private:
   static constexpr int64_t kAheadOfFew = 8192;  // as for plain weights (direct_product.cc)
 
+  bool is_few() const { return rows_.count <= kernels_.max_code_rows; }
   int per_word() const { return codes_per_word(type_); }
-  int64_t chunk_bytes() const { return kChunk / per_word() * int64_t{kPanelColumns} * 4; }
+  int64_t word_offset(int k) const { return k / per_word() * int64_t{kPanelColumns} * 4; }
+  int64_t chunk_bytes() const { return word_offset(kChunk); }
+  const std::byte* first_row() const { return static_cast<const std::byte*>(chunk_rows_.first()); }
   int64_t row_bytes() const { return kernels_.row_type == Element::kF32 ? 4 : 2; }
 
-  void begin_chunk() {
-    if (parts_.packed != nullptr) {
-      const auto* panel = static_cast<const std::byte*>(parts_.packed);
-      const int64_t chunk = k0_ / kChunk;
-      words_ = panel + chunk * kPanelColumns * 4;
-      codes_ = panel + (scales_.in_words ? scale_word_bytes(k_) : 0) + chunk * chunk_bytes();
-    } else {
-      gather_codes();
-      if (scales_.in_words) gather_scale_words();
-      codes_ = scratch_.codes;
+  // k of the pieces when all of them are equal and begin with a word; else 0.
+  int even_piece() const {
+    int64_t piece = kChunk;
+    for (const int64_t unit : {scales_.block_cols, rows_.scales ? rows_.scale_group : 0}) {
+      if (unit == 0 || unit % kChunk == 0 || unit >= k_) continue;
+      if (kChunk % unit != 0 || unit < kScaleBlock) return 0;
+      piece = std::min(piece, unit);
     }
-    if (scales_.in_words) kernels_.expand_scales({words_, word_scales_});
+    return static_cast<int>(piece);
   }
 
+  void begin_chunk() {
+    const int64_t chunk = k0_ / kChunk;
+    if (parts_.packed != nullptr) {
+      const auto* panel = static_cast<const std::byte*>(parts_.packed);
+      words_ = panel + chunk * kPanelColumns * 4;
+      codes_ = panel + (in_words_ ? scale_word_bytes(k_) : 0) + chunk * chunk_bytes();
+    } else {
+      gather_codes();
+      if (in_words_) gather_scale_words();
+      codes_ = scratch_.codes;
+    }
+    if (in_words_) kernels_.expand_scales({words_, word_scales_});
+  }
+
+  // Few rows: what comes two chunks later is fetched during the product.
   void gather_codes() {
     StoredColumns columns[2];
     for (int p = 0; p < parts_.count; ++p) {
@@ -97,7 +156,8 @@ class QuantizedProduct {
       columns[p] = {static_cast<const std::byte*>(m.data) + byte_offset(m, part.begin, k0_),
                     m.row_stride, m.col_stride, part.count};
     }
-    kernels_.pack_stored({columns, parts_.count, type_, count_, scratch_.codes});
+    kernels_.pack_stored(
+        {columns, parts_.count, type_, count_, scratch_.codes, fetch_here_[0] == nullptr});
   }
 
   // Those of kScaleWordChunks chunks at a time: a cache line of each row.
@@ -119,98 +179,101 @@ class QuantizedProduct {
                           std::min<int64_t>(left, kScaleWordChunks * 4), scratch_.scale_words});
   }
 
-  // Where the piece that `begin` lies in ends.
-  int piece_end(int begin) const {
+  // The rows of whole panels with consecutive k, here and of the thread's next product.
+  void list_rows() {
+    if (!list_rows(parts_.parts, fetch_here_)) fetch_here_[0] = nullptr;
+    const bool known = parts_.next != nullptr && fetch_here_[0] != nullptr;
+    if (!known || !list_rows(parts_.next, fetch_next_)) fetch_next_[0] = nullptr;
+  }
+  bool list_rows(const PanelPart* parts, const char** rows) const {
+    int count = 0;
+    for (int p = 0; p < parts_.count; ++p) {
+      const WeightMatrix& m = parts[p].matrix;
+      if (m.col_stride != 1) return false;
+      const char* row = static_cast<const char*>(m.data) + byte_offset(m, parts[p].begin, 0);
+      for (int n = 0; n < parts[p].count; ++n, row += m.row_stride) rows[count++] = row;
+    }
+    return count == kPanelColumns;
+  }
+
+  // Which rows to fetch from during this chunk's product, and where in them; null = none.
+  const char* const* rows_to_fetch(int64_t* offset) const {
+    constexpr int64_t kAhead = 2 * kChunk;
+    const int64_t chunks_end = (k_ + kChunk - 1) / kChunk * kChunk;
+    const int64_t k = k0_ + kAhead;
+    const bool here = k < chunks_end;
+    *offset = (here ? k : k - chunks_end) / (type_ == Element::kE2m1 ? 2 : 1);
+    const char* const* rows = here ? fetch_here_ : fetch_next_;
+    return rows[0] == nullptr ? nullptr : rows;
+  }
+
+  // Multiplies the piece from `begin` on; returns where it ends.
+  int multiply_piece(int begin) {
     int64_t end = k0_ + count_;
     for (const int64_t unit : {scales_.block_cols, rows_.scales ? rows_.scale_group : 0}) {
       if (unit > 0) end = std::min(end, ((k0_ + begin) / unit + 1) * unit);
     }
-    return static_cast<int>(end - k0_);
+    const Piece piece{begin, static_cast<int>(end - k0_)};
+    if (begin % per_word() == 0 && (piece.end % per_word() == 0 || piece.end == count_)) {
+      multiply_pieces(piece, piece.end - begin);
+    } else {
+      multiply_within_words(piece);
+    }
+    return piece.end;
   }
 
-  // Multiplies one piece, or several of one size at once; returns where they end.
-  int multiply_from(int begin) {
-    const Piece first{begin, piece_end(begin)};
-    const int size = first.end - begin;
-    const bool whole_words =
-        begin % per_word() == 0 && (first.end % per_word() == 0 || first.end == count_);
-    if (!whole_words) {
-      multiply_within_words(first);
-      return first.end;
-    }
-    int pieces = 1;
-    int end = first.end;
-    while (pieces < kMaxPieces && end < count_ && size % per_word() == 0) {
-      const int next = piece_end(end);
-      // Only the chunk's last may be shorter.
-      if (next - end > size || (next - end < size && next < count_)) break;
-      if (next % per_word() != 0 && next != count_) break;
-      end = next;
-      ++pieces;
-    }
-    find_scales(begin, size, pieces);
-    const auto* x = static_cast<const std::byte*>(chunk_rows_.first()) + begin * row_bytes();
-    multiply({begin, end}, size, x, rows_.count, 0);
-    return end;
+  void multiply_pieces(const Piece& pieces, int size) {
+    find_scales(pieces, size);
+    multiply(pieces, size, first_row() + pieces.begin * row_bytes(), rows_.count, 0);
   }
 
-  void find_scales(int begin, int size, int pieces) {
-    is_first_ = k0_ == 0 && begin == 0;
+  void find_scales(const Piece& pieces, int size) {
+    is_first_ = k0_ == 0 && pieces.begin == 0;
     column_scales_ =
-        scales_.in_words ? word_scales_ + begin / kScaleBlock * kPanelColumns : read_scales_;
-    for (int i = 0; i < pieces; ++i) {
-      const int64_t k = k0_ + begin + int64_t{i} * size;
-      for (int p = 0; p < parts_.count && !scales_.in_words; ++p) {
-        read_scales(parts_.parts[p], k, read_scales_ + i * kPanelColumns + parts_.parts[p].at);
-      }
-      float* rows = row_scales_ + i * rows_.count;
-      for (int r = 0; r < rows_.count; ++r) {
-        rows[r] = rows_.scales == nullptr ? 1.0f : rows_.scales[r][k / rows_.scale_group];
-      }
+        in_words_ ? word_scales_ + pieces.begin / kScaleBlock * kPanelColumns : read_scales_;
+    float* row_scales = row_scales_;
+    float* column_scales = read_scales_;
+    for (int begin = pieces.begin; begin < pieces.end; begin += size) {
+      if (!in_words_) columns_.read(k0_ + begin, column_scales);
+      column_scales += kPanelColumns;
+      if (rows_.scales == nullptr) continue;
+      const int64_t group = (k0_ + begin) / rows_.scale_group;
+      for (int r = 0; r < rows_.count; ++r) *row_scales++ = rows_.scales[r][group];
     }
   }
 
-  // Rows from first_row on, whose elements at piece.begin lie at x; their scales begin at row
-  // first_row of each piece's (with more than one piece: all rows).
+  // Rows from first_row on, whose elements at pieces.begin lie at x.
   void multiply(const Piece& pieces, int size, const std::byte* x, int num_rows, int first_row) {
-    const int64_t row = pieces.begin / per_word() * int64_t{kPanelColumns} * 4;
+    const std::byte* codes = codes_ + word_offset(pieces.begin);
+    const float* row_scales = rows_.scales == nullptr ? nullptr : row_scales_ + first_row;
     float* acc = scratch_.acc + int64_t{first_row} * kPanelColumns;
+    const int k = pieces.end - pieces.begin;
     if (num_rows <= kernels_.max_code_rows) {
-      const int64_t ahead = parts_.packed != nullptr ? kAheadOfFew : 0;
-      return kernels_.multiply_codes({x, num_rows, pieces.end - pieces.begin, size, codes_ + row,
-                                      type_, row_scales_ + first_row, column_scales_, acc,
-                                      is_first_, ahead});
+      CodesArgs args{x,          num_rows,       k,   size,      codes,      type_,
+                     row_scales, column_scales_, acc, is_first_, kAheadOfFew};
+      if (parts_.packed == nullptr) args.fetch_rows = rows_to_fetch(&args.fetch_ahead);
+      if (parts_.packed == nullptr && args.fetch_rows == nullptr) args.fetch_ahead = 0;
+      return kernels_.multiply_codes(args);
     }
-    for (int begin = pieces.begin, i = 0; begin < pieces.end; begin += size, ++i) {
-      const int k = std::min(size, pieces.end - begin);
-      const int whole = (k + per_word() - 1) / per_word() * per_word();
-      const auto* codes = codes_ + begin / per_word() * int64_t{kPanelColumns} * 4;
-      const void* rows = x + (begin - pieces.begin) * row_bytes();
-      collect_lines(codes, k);
-      kernels_.decode({codes, type_, k, scratch_.panel});
-      kernels_.multiply({&rows, 0, num_rows, whole, scratch_.panel, acc, is_first_ && i == 0,
-                         lines_, num_lines_, kPanelColumns,
-                         row_scales_ + i * rows_.count + first_row,
-                         column_scales_ + i * kPanelColumns});
-    }
+    const void* rows = x;
+    const int whole = (k + per_word() - 1) / per_word() * per_word();
+    kernels_.decode({codes, type_, k, scratch_.panel, next_chunk(codes)});
+    kernels_.multiply({&rows, 0, num_rows, whole, scratch_.panel, acc, is_first_, nullptr, 0,
+                       kPanelColumns, row_scales, column_scales_, size < k ? size : kChunk});
   }
 
-  // What is read next, where it is known: the same place in the next chunk.
-  void collect_lines(const std::byte* codes, int k) {
-    num_lines_ = 0;
-    if (parts_.packed == nullptr) return;  // gathering fetches
-    const std::byte* next = codes + chunk_bytes();
-    if (k0_ + kChunk >= k_) {
-      if (parts_.next_packed == nullptr) return;
-      next = static_cast<const std::byte*>(parts_.next_packed) + (codes - codes_);
-    }
-    const int bytes = k / per_word() * kPanelColumns * 4;
-    for (int b = 0; b < bytes && num_lines_ < kMaxLines; b += 64) lines_[num_lines_++] = next + b;
+  // From codes to those at the same place of the chunk that is read next, where it is known.
+  int64_t next_chunk(const std::byte* codes) const {
+    if (parts_.packed == nullptr) return 0;  // gathering fetches
+    if (k0_ + kChunk < k_) return chunk_bytes();
+    if (parts_.next_packed == nullptr) return 0;
+    const auto* next = static_cast<const std::byte*>(parts_.next_packed);
+    return next - codes + (codes - codes_) + (in_words_ ? scale_word_bytes(k_) : 0);
   }
 
   // A piece that begins or ends within a word: with copies of the rows that are zero elsewhere.
   void multiply_within_words(const Piece& piece) {
-    find_scales(piece.begin, piece.end - piece.begin, 1);
+    find_scales(piece, piece.end - piece.begin);
     const int begin = piece.begin / per_word() * per_word();
     const int end = (piece.end + per_word() - 1) / per_word() * per_word();
     alignas(64) std::byte copies[kMaskedRows * kChunk * sizeof(float)];
@@ -218,8 +281,7 @@ class QuantizedProduct {
     for (int first = 0; first < rows_.count; first += kMaskedRows) {
       const int count = std::min(kMaskedRows, rows_.count - first);
       for (int r = 0; r < count; ++r) {
-        const auto* from = static_cast<const std::byte*>(chunk_rows_.first()) +
-                           (int64_t{first + r} * kChunk + piece.begin) * size;
+        const std::byte* from = first_row() + (int64_t{first + r} * kChunk + piece.begin) * size;
         std::byte* to = copies + int64_t{r} * kChunk * size;
         std::memset(to, 0, static_cast<size_t>((end - begin) * size));
         std::memcpy(to + (piece.begin - begin) * size, from,
@@ -229,8 +291,6 @@ class QuantizedProduct {
     }
   }
 
-  static constexpr int kMaxLines = kPanelColumns * kChunk / 64;
-
   const KernelTable& kernels_;
   const RowSet& rows_;
   int64_t k_;
@@ -238,22 +298,25 @@ class QuantizedProduct {
   const PanelScratch& scratch_;
   Element type_;
   const MatrixScales& scales_;
+  bool in_words_;
+  ColumnScales columns_;
   ChunkRows chunk_rows_;
+  int piece_;
+  const char* fetch_here_[kPanelColumns] = {};
+  const char* fetch_next_[kPanelColumns] = {};
 
   // Of the chunk.
   int64_t k0_ = 0;
   int count_ = 0;
   const std::byte* codes_ = nullptr;
   const std::byte* words_ = nullptr;
-  alignas(64) float word_scales_[4 * kPanelColumns];
+  alignas(64) float word_scales_[kMaxPieces * kPanelColumns];
 
   // Of the pieces that are multiplied.
   bool is_first_ = false;  // of all
   alignas(64) float read_scales_[kMaxPieces * kPanelColumns];
   const float* column_scales_ = nullptr;  // [pieces, kPanelColumns]
   float row_scales_[kMaxPieces * kMaxBlockRows];
-  const void* lines_[kMaxLines];
-  int num_lines_ = 0;
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 #include "backends/cuda/grouped_mm/choose_path.h"
 
-#include "backends/cuda/grouped_mm/weight_layout.h"
+#include "backends/cuda/kernels/weight_layout.h"
 
 namespace cadre::cuda {
 namespace {

@@ -7,12 +7,12 @@
 
 #include "backends/cuda/device/device_runtime.h"
 #include "backends/cuda/grouped_mm/choose_path.h"
-#include "backends/cuda/grouped_mm/weight_layout.h"
 #include "backends/cuda/kernels/hopper_gemm.h"
 #include "backends/cuda/kernels/hopper_mx_gemm.h"
 #include "backends/cuda/kernels/portable_gemm.h"
 #include "backends/cuda/kernels/quantized_gemm.h"
 #include "backends/cuda/kernels/routing.h"
+#include "backends/cuda/kernels/weight_layout.h"
 #include "core/str_cat.h"
 
 namespace cadre::cuda {

@@ -17,10 +17,10 @@
 
 #include "backends/cuda/device/check.h"
 #include "backends/cuda/grouped_mm/hopper_bench_truth.cuh"
-#include "backends/cuda/grouped_mm/weight_layout.h"
 #include "backends/cuda/kernels/ceilings.h"
 #include "backends/cuda/kernels/hopper_gemm.h"
 #include "backends/cuda/kernels/routing.h"
+#include "backends/cuda/kernels/weight_layout.h"
 #include "core/device_runtime.h"
 
 namespace cadre::cuda {

@@ -134,7 +134,13 @@ __device__ inline void copy_16(uint32_t to, const void* from, uint32_t bytes) {
                : "memory");
 }
 
-/// One arrival when all earlier copy_16() of this thread are done; the barrier counts on it.
+/// 4 bytes.
+__device__ inline void copy_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/// One arrival when all earlier copy_16() and copy_4() of this thread are done; the barrier counts
+/// on it.
 __device__ inline void arrive_when_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -226,6 +232,33 @@ __device__ inline void wgmma_n256<__half>(float (&d)[128], uint64_t a, uint64_t 
   CADRE_WGMMA_N256("f16.f16");
 }
 
+#define CADRE_O8(o)                                                                           \
+  "=f"(d[o]), "=f"(d[o + 1]), "=f"(d[o + 2]), "=f"(d[o + 3]), "=f"(d[o + 4]), "=f"(d[o + 5]), \
+      "=f"(d[o + 6]), "=f"(d[o + 7])
+#define CADRE_O32(o) CADRE_O8(o), CADRE_O8(o + 8), CADRE_O8(o + 16), CADRE_O8(o + 24)
+#define CADRE_WGMMA_E4M3                                                                       \
+  "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "                                     \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "     \
+  "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, " \
+  "%37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
+  "%55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, "
+
+/// d = a b^T: 64 rows of a, 128 of b, 32 of K in e4m3.
+__device__ inline void wgmma_e4m3_first(float (&d)[64], uint64_t a, uint64_t b) {
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, 0, 0;\n" CADRE_WGMMA_E4M3 "add, 1, 1;\n}"
+               : CADRE_O32(0), CADRE_O32(32)
+               : "l"(a), "l"(b));
+}
+/// d += a b^T
+__device__ inline void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b) {
+  asm volatile("{\n.reg .pred add;\nsetp.eq.b32 add, 0, 0;\n" CADRE_WGMMA_E4M3 "add, 1, 1;\n}"
+               : CADRE_D32(0), CADRE_D32(32)
+               : "l"(a), "l"(b));
+}
+
+#undef CADRE_WGMMA_E4M3
+#undef CADRE_O32
+#undef CADRE_O8
 #undef CADRE_WGMMA_N256
 #undef CADRE_D32
 #undef CADRE_D8
@@ -245,6 +278,13 @@ __device__ inline uint32_t pack(float low, float high, __nv_bfloat16) {
 __device__ inline uint32_t pack(float low, float high, __half) {
   const __half2 both = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+/// Two e4m3 codes, nearest, ties to even, beyond the largest the largest.
+__device__ inline uint16_t pack_e4m3(float low, float high) {
+  uint16_t both;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+  return both;
 }
 
 }  // namespace cadre::cuda::ptx
