@@ -1,6 +1,7 @@
 // Lines of standard input, from a person at a terminal or from a pipe.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace cadre::cli {
