@@ -259,6 +259,13 @@ class Plan {
     }
   }
 
+  // As DeepSeek-V4 has them on the hub: layers.0.attn.wo_a for self_attn.o_a_proj.
+  bool has_short_names() const {
+    return std::any_of(report_.used.begin(), report_.used.end(), [](const TensorReport& tensor) {
+      return tensor.name.find(".attn.wo_a.") != std::string::npos;
+    });
+  }
+
   void gather_not_converted() {
     if (is_mxfp4()) {  // as GPT-OSS's own checkpoints say it
       not_converted_ = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
@@ -266,8 +273,8 @@ class Plan {
       return;
     }
     not_converted_ = {"lm_head"};
-    if (report_.info.model_type == "deepseek_v4") {
-      // Transformers does not translate the short names below into its own; these are patterns.
+    if (has_short_names()) {
+      // Transformers does not translate these into its own; what follows are patterns of its names.
       const bool is_fp4 = options_.format == CheckpointFormat::kFp4;
       for (const char* pattern :
            {is_fp4 ? ".*self_attn" : ".*o_a_proj", is_fp4 ? ".*shared_experts" : ".*compressor"}) {

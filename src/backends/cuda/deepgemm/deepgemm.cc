@@ -1,5 +1,5 @@
 // FP8 experts on Hopper's e4m3 tensor cores, with kernels compiled ahead of time
-// (kernels/hopper_fp8_experts.h). Its bf16, fp16, FP4 and MXFP8 twins, and layouts that the copy
+// (kernels/hopper_fp8_experts.h). Its twins for all other formats, and for layouts that the copy
 // engine cannot describe, are the grouped products of grouped_mm, asked through the registry.
 #include <algorithm>
 #include <memory>
@@ -43,11 +43,6 @@ class DeepGemm : public ExpertsBackend {
     const std::string unmet =
         unmet_by_gpu(compute_capability(query.device.index), query.format, query.scale_layout);
     if (!unmet.empty()) support.reasons.push_back(unmet);
-    if (query.format == StorageFormat::kF32) {
-      support.reasons.push_back(
-          "multiplies bf16, fp16, FP8, FP4 and MXFP8 experts, these are float32; grouped_mm takes "
-          "them");
-    }
     if (query.config.num_experts > kMaxRoutedExperts) {
       support.reasons.push_back(str_cat("sorts pairs of up to ", kMaxRoutedExperts,
                                         " experts, these are ", query.config.num_experts));

@@ -49,7 +49,9 @@ struct HopperFp8Gemm {
   CUtensorMap weights = {};  // make_tensor_map(weights, kHopperWeightBox, true)
   CUtensorMap up_weights = {};
   ScaleLayout scale_layout;
-  DeviceMatrices weight_scales;  // where the scales lie; evenly spaced
+  // Where the scales lie; evenly spaced. Whole aligned words are read: of E8M0, up to 3 bytes
+  // beside the scales, which never lie in another page.
+  DeviceMatrices weight_scales;
   DeviceMatrices up_scales;
   bool gated = false;
   bool apply_gate = false;  // without `gated`: out = activation of the sum
