@@ -197,7 +197,7 @@ void multiply_floats(const MultiplyArgs& args) {
   }
 }
 
-void widen_rows(const WidenArgs& args) {
+[[maybe_unused]] void widen_rows(const WidenArgs& args) {
   with_type(args.type, [&]<Element kType>() {
     for (int r = 0; r < args.num_rows; ++r) {
       const unsigned char* from =

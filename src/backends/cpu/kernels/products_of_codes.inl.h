@@ -363,10 +363,10 @@ inline void expand_byte(const Words (&words)[kPanelColumns / kLanes], bool has_n
   }
 }
 
-void expand_scales(const ExpandScalesArgs& args) {
+[[maybe_unused]] void expand_scales(const ExpandScalesArgs& args) {
   const auto* from = static_cast<const unsigned char*>(args.words);
   Words words[kPanelColumns / kLanes];
-  Words ones = {};  // the upper bit of every byte that is 255
+  [[maybe_unused]] Words ones = {};  // the upper bit of every byte that is 255
 #pragma GCC unroll 16
   for (int v = 0; v < kPanelColumns / kLanes; ++v) {
     words[v] = load<Words>(from + v * kLanes * 4);

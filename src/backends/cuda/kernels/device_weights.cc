@@ -199,13 +199,4 @@ Support supports_on_gpu(const ExpertsQuery& query, QuantizedActivations takes) {
   return support;
 }
 
-Support supports_plain(const ExpertsQuery& query) {
-  Support support = supports_on_gpu(query);
-  if (is_quantized(query.format)) {
-    support.reasons.push_back(
-        str_cat("needs bf16, fp16 or f32 weights, these are ", name_of(query.format)));
-  }
-  return support;
-}
-
 }  // namespace cadre::cuda

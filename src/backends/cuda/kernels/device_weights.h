@@ -95,7 +95,4 @@ struct QuantizedActivations {
 /// activations that are not served, expert parallelism.
 Support supports_on_gpu(const ExpertsQuery& query, QuantizedActivations takes = {});
 
-/// supports_on_gpu() of a backend of plain weights.
-Support supports_plain(const ExpertsQuery& query);
-
 }  // namespace cadre::cuda

@@ -11,7 +11,7 @@
 namespace cadre::cuda {
 
 /// Adds the reasons why a layer is too large for the kernels. Device, dtype and format are asked
-/// elsewhere (supports_plain).
+/// elsewhere (supports_on_gpu).
 void add_decode_limits(const ExpertsConfig& config, Support& support);
 
 /// Whether the fast kernels take these weights; all others go through the plain ones, at any
