@@ -203,6 +203,24 @@ __device__ inline bool find_tile(const PortableGemm& gemm, Tile& tile) {
   return true;
 }
 
+/// The row of x of each row of the tile, or -1 beyond it. A block together.
+template <int kThreads, int kRows>
+__device__ inline void find_row_sources(const PortableGemm& gemm, const Tile& tile,
+                                        int (&row_source)[kRows]) {
+  for (int r = threadIdx.x; r < kRows; r += kThreads) {
+    int source = -1;
+    if (r < tile.num_rows) {
+      const int64_t row = tile.first_row + r;
+      source = gemm.pair_of_row == nullptr
+                   ? static_cast<int>(row)
+                   : static_cast<int>(static_cast<unsigned>(gemm.pair_of_row[row]) /
+                                      static_cast<unsigned>(gemm.top_k));
+    }
+    row_source[r] = source;
+  }
+  __syncthreads();
+}
+
 // ---- shared memory -----------------------------------------------------------------------------
 
 __device__ inline uint32_t chunk_offset(int row, int chunk) {

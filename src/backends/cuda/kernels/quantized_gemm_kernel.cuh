@@ -129,19 +129,8 @@ __global__ void __launch_bounds__(QuantizedShape<T, kDual>::kThreads)
   if (!find_tile<kQuantizedRows, S::kColumns>(gemm, tile)) return;
 
   extern __shared__ __align__(128) char stages[];
-  __shared__ int row_source[kQuantizedRows];  // row of x; -1 beyond the tile
-  for (int r = threadIdx.x; r < kQuantizedRows; r += kThreads) {
-    int source = -1;
-    if (r < tile.num_rows) {
-      const int64_t row = tile.first_row + r;
-      source = gemm.pair_of_row == nullptr
-                   ? static_cast<int>(row)
-                   : static_cast<int>(static_cast<unsigned>(gemm.pair_of_row[row]) /
-                                      static_cast<unsigned>(gemm.top_k));
-    }
-    row_source[r] = source;
-  }
-  __syncthreads();
+  __shared__ int row_source[kQuantizedRows];
+  find_row_sources<kThreads>(gemm, tile, row_source);
 
   const bool has_x_codes = args.x_scales != nullptr;
   const bool is_fp4 = args.format == StorageFormat::kFp4;
