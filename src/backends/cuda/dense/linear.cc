@@ -91,6 +91,20 @@ void multiply_plain(const TensorView& x, std::span<const LinearWeights* const> w
 
 bool is_quantized(const LinearWeights* weights) { return bool(weights->scales); }
 
+// A few rows and FP8 weights alone: all in one launch.
+bool multiply_fp8_rows(const TensorView& x, std::span<const LinearWeights* const> weights,
+                       std::span<const MutableTensorView> outs, bool accumulate,
+                       const Stream& stream) {
+  int64_t n = 0;
+  for (const LinearWeights* w : weights) {
+    if (!is_quantized(w) || !takes_fp8_rows(x, *w, stream)) return false;
+    n += w->weight.dim(0);
+  }
+  if (!prefers_fp8_rows(x.dim(0), n, x.dim(1))) return false;
+  fp8_linear_rows(x, weights, outs, accumulate, stream);
+  return true;
+}
+
 void multiply_all(const TensorView& x, std::span<const LinearWeights* const> weights,
                   std::span<const MutableTensorView> outs, bool accumulate, Workspace& workspace,
                   const Stream& stream) {
@@ -98,6 +112,7 @@ void multiply_all(const TensorView& x, std::span<const LinearWeights* const> wei
   if (std::none_of(weights.begin(), weights.end(), is_quantized)) {
     return multiply_plain(x, weights, outs, accumulate, workspace, stream);
   }
+  if (multiply_fp8_rows(x, weights, outs, accumulate, stream)) return;
   const Workspace::Scope scope(workspace);
   CodesOfX codes(x, workspace, stream);
   for (size_t i = 0; i < weights.size(); ++i) {

@@ -34,6 +34,35 @@ __device__ inline float output_base(const LinearPart& part, int64_t row, int64_t
   return base;
 }
 
+__device__ inline uint4 load_shared(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+/// What a thread has to do with the outputs of a batch of tiles of a block: output i is sum
+/// i % S::kSums of its tile i / S::kSums, of S::kColumns weight rows.
+template <typename S>
+struct Output {
+  const LinearPart* part;
+  int64_t row;
+  int64_t column;
+  bool is_there;
+
+  __device__ Output(const LinearRows& args, int32_t first_tile, int32_t num_tiles, int i) {
+    const int32_t tile = first_tile + i / S::kSums * static_cast<int32_t>(gridDim.x);
+    const int sum = i % S::kSums;
+    is_there = tile < num_tiles;
+    part = &args.parts[part_of(args, is_there ? tile : 0)];
+    row = sum / S::kColumns;
+    column = static_cast<int64_t>(tile - part->first_tile) * S::kColumns + sum % S::kColumns;
+    is_there = is_there && row < args.rows && column < part->n;
+  }
+};
+
 #endif
 
 /// For x and weights that vectors of 16 bytes do not fit.

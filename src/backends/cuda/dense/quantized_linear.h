@@ -1,10 +1,12 @@
-// Products with quantised weights: few rows by a kernel that streams the weights, more by the
-// grouped GEMM of quantised weights with one group.
+// Products with quantised weights. FP8 with dynamic activations on Hopper: few rows by the kernel
+// that streams the weights (fp8_rows.h), more by the e4m3 GEMM of experts with one expert. All
+// else: few rows by a plainer kernel, more by the grouped GEMM of quantised weights with one group.
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <span>
 
+#include "backends/cuda/kernels/hopper_fp8_gemm.h"
 #include "backends/cuda/kernels/quantized_gemm.h"
 #include "dense/dense_ops.h"
 
@@ -19,13 +21,21 @@ class CodesOfX {
 
   /// Makes x, or its codes, the x of a product with `weights`.
   void set(const LinearWeights& weights, QuantizedGemm& product);
+  /// The same, dynamic activations of FP8.
+  void set(HopperFp8Gemm& product);
+
+  static constexpr int kNumCounters = 16;  // products between two quantisations
 
  private:
+  void quantize(int64_t group, float static_scale);
+
   const TensorView& x_;
   Workspace& workspace_;
   const Stream& stream_;
-  ActivationCodes codes_;
-  int64_t group_ = -1;  // of codes_; -1: none yet
+  Fp8Rows rows_;
+  uint32_t* counters_ = nullptr;  // of HopperFp8Gemm
+  int counters_taken_ = 0;
+  int64_t group_ = -1;  // of rows_; 0: a static scale, -1: none yet
   float static_scale_ = 0;
 };
 
@@ -35,6 +45,20 @@ void quantized_linear(CodesOfX& codes, const TensorView& x, const LinearWeights&
 
 /// Of all products of x together.
 size_t quantized_linear_workspace_bytes(int64_t num_tokens, int64_t k);
+
+/// Whether fp8_linear_rows() takes a weight beside x, with any number of rows.
+bool takes_fp8_rows(const TensorView& x, const LinearWeights& weights, const Stream& stream);
+/// Whether it is the fastest for so many rows and weights of so many rows in all.
+bool prefers_fp8_rows(int64_t rows, int64_t n, int64_t k);
+/// All weights in one launch for every max_fp8_rows() rows of x and few weights.
+void fp8_linear_rows(const TensorView& x, std::span<const LinearWeights* const> weights,
+                     std::span<const MutableTensorView> outs, bool accumulate,
+                     const Stream& stream);
+
+bool takes_fp8_gemm(const TensorView& x, const LinearWeights& weights, const MutableTensorView& out,
+                    const Stream& stream);
+void fp8_linear_gemm(CodesOfX& codes, const TensorView& x, const LinearWeights& weights,
+                     const MutableTensorView& out, bool accumulate, const Stream& stream);
 
 /// Rows that quantized_rows() takes at a time; more are taken in turns.
 inline constexpr int64_t kMaxQuantizedRows = 16;

@@ -1,6 +1,9 @@
 // Products with quantised weights against double loops that round activations as
 // quant/activations.h does: formats, schemes, few rows and many, groups, unaligned tensors.
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
 
 #include "backends/cuda/dense/ops_fixture.h"
 #include "core/str_cat.h"
@@ -126,9 +129,13 @@ class GpuQuantizedLinear : public GpuOpsTest {
   }
 
   // Codes and their products are exact, so only float32 sums and the output round.
-  static double limit(DType out) { return std::max(bound(out), 5e-6); }
+  static constexpr double kExact = 5e-6;
+  // Of Hopper's e4m3 products, whose sums of 128 of k keep about 13 bits (docs/numerics.md).
+  static constexpr double kNative = 2e-3;
+  static double limit(DType out, double sums = kExact) { return std::max(bound(out), sums); }
 
-  void check(const Form& form, DType dtype, int64_t rows, int64_t n, int64_t k, int64_t shift = 0) {
+  void check(const Form& form, DType dtype, int64_t rows, int64_t n, int64_t k, int64_t shift = 0,
+             double sums = kExact) {
     const Tensor x = random(dtype, {rows, k});
     const Tensor gpu_x = to_gpu(x);
     Weight w = make_weight(form, n, k, shift);
@@ -141,7 +148,7 @@ class GpuQuantizedLinear : public GpuOpsTest {
       for (const DType out_dtype : {dtype, DType::kF32}) {
         const Tensor out = poisoned(out_dtype, {rows, n});
         ops_->linear(gpu_x, w.gpu, out, *workspace_, stream_);
-        EXPECT_LE(test::relative_error(values(out), expected), limit(out_dtype));
+        EXPECT_LE(test::relative_error(values(out), expected), limit(out_dtype, sums));
         const auto once = bits(out);
         poison(out);
         ops_->linear(gpu_x, w.gpu, out, *workspace_, stream_);
@@ -203,6 +210,114 @@ TEST_F(GpuQuantizedLinear, AddsAndTakesGroupsWithPlainWeights) {
       for (size_t j = 0; j < total.size(); ++j) total[j] += expected[j];
       EXPECT_LE(test::relative_error(values(sum), total), limit(DType::kF32)) << i;
     }
+  }
+}
+
+// Blocks of 128 of K with float32 and E8M0 scales, and one scale for all: what fp8_rows() and the
+// GEMM of Hopper take.
+constexpr Form kBlockForms[] = {kForms[0], kForms[1], kForms[5]};
+
+TEST_F(GpuQuantizedLinear, FewRowsOfFp8) {
+  for (const Form& form : kBlockForms) {
+    SCOPED_TRACE(str_cat(name_of(form.format), " ", name_of(form.layout.dtype)));
+    check(form, DType::kBF16, 1, 4100, 128);      // many tiles a block
+    check(form, DType::kF16, 8, 300, 4096 + 48);  // K ends inside a unit, N inside a block
+    check(form, DType::kF32, 16, 131, 2048);
+  }
+}
+
+// Rows that leave no room for a long ring, or none at all: fewer at a time.
+TEST_F(GpuQuantizedLinear, FewRowsOfALongK) {
+  check(kForms[0], DType::kBF16, 1, 40, 18432);
+  check(kForms[0], DType::kBF16, 8, 24, 18432);
+  check(kForms[0], DType::kBF16, 16, 24, 7168);
+  check(kForms[1], DType::kBF16, 13, 24, 18432);
+}
+
+TEST_F(GpuQuantizedLinear, ManyRowsOfFp8) {
+  for (const Form& form : kBlockForms) {
+    for (const int64_t rows : {17, 64, 130, 300}) {
+      SCOPED_TRACE(str_cat(name_of(form.format), " ", name_of(form.layout.dtype), " rows ", rows));
+      check(form, DType::kBF16, rows, 8, 160, 0, kNative);
+      check(form, DType::kF16, rows, 136, 576, 0, kNative);
+      check(form, DType::kF32, rows, 520, 1024, 0, kNative);
+    }
+  }
+}
+
+// Many weights of one x, also beyond what one launch or one quantisation serves; results added.
+TEST_F(GpuQuantizedLinear, ManyWeightsOfFp8) {
+  for (const int64_t rows : {3, 40}) {
+    const Tensor x = random(DType::kBF16, {rows, 384});
+    const Tensor gpu_x = to_gpu(x);
+    std::vector<Weight> weights;
+    std::vector<Tensor> outs;
+    std::vector<const LinearWeights*> all;
+    std::vector<MutableTensorView> views;
+    for (int64_t i = 0; i < 18; ++i) {
+      weights.push_back(make_weight(kBlockForms[i % 3], 24 + 8 * i, 384));
+      outs.push_back(poisoned(DType::kF32, {rows, weights.back().n}));
+      views.push_back(outs.back());
+    }
+    for (const Weight& w : weights) all.push_back(&w.gpu);
+    ops_->linear_group(gpu_x, all, views, *workspace_, stream_);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const auto expected = reference(kBlockForms[i % 3], x, weights[i], {});
+      expect_near(outs[i], expected, limit(DType::kF32, rows > 16 ? kNative : kExact));
+      ops_->linear_add(gpu_x, weights[i].gpu, outs[i], *workspace_, stream_);
+      std::vector<double> twice = expected;
+      for (double& value : twice) value *= 2;
+      expect_near(outs[i], twice, limit(DType::kF32, rows > 16 ? kNative : kExact));
+    }
+  }
+}
+
+// A token that is not finite spoils its own results alone, and all of them.
+TEST_F(GpuQuantizedLinear, KeepsNanToItsToken) {
+  const Weight w = make_weight(kForms[0], 136, 640);
+  for (const int64_t rows : {7, 90}) {
+    const Tensor x = random(DType::kBF16, {rows, 640});
+    const Tensor out = poisoned(DType::kF32, {rows, 136});
+    ops_->linear(to_gpu(x), w.gpu, out, *workspace_, stream_);
+    const std::vector<double> clean = values(out);
+    set(x, 5 * 640 + 300, std::numeric_limits<float>::infinity());
+    ops_->linear(to_gpu(x), w.gpu, out, *workspace_, stream_);
+    const std::vector<double> spoiled = values(out);
+    for (size_t i = 0; i < clean.size(); ++i) {
+      if (i / 136 == 5) {
+        EXPECT_TRUE(std::isnan(spoiled[i])) << i;
+      } else {
+        EXPECT_EQ(spoiled[i], clean[i]) << i;
+      }
+    }
+  }
+}
+
+// x of other rows in the recorded place gives what a call gives.
+TEST_F(GpuQuantizedLinear, ReplaysInAGraph) {
+  const Weight w = make_weight(kForms[0], 264, 512);
+  const Weight v = make_weight(kForms[1], 72, 512);
+  const LinearWeights* all[] = {&w.gpu, &v.gpu};
+  for (const int64_t rows : {5, 150}) {
+    const Tensor first = random(DType::kBF16, {rows, 512});
+    const Tensor second = random(DType::kBF16, {rows, 512});
+    const Tensor x = to_gpu(first);
+    const Tensor a = poisoned(DType::kBF16, {rows, 264});
+    const Tensor b = poisoned(DType::kBF16, {rows, 72});
+    const MutableTensorView outs[] = {a, b};
+    const auto graph =
+        runtime_->capture(stream_, [&] { ops_->linear_group(x, all, outs, *workspace_, stream_); });
+    for (const Tensor& rows_of_x : {first, second, first}) {
+      copy_tensor(rows_of_x.view(), x, stream_);
+      poison(a);
+      poison(b);
+      graph->launch(stream_);
+      const auto replayed = std::pair(bits(a), bits(b));
+      ops_->linear_group(x, all, outs, *workspace_, stream_);
+      EXPECT_EQ(replayed, std::pair(bits(a), bits(b)));
+    }
+    EXPECT_LE(test::relative_error(values(a), reference(kForms[0], first, w, {})),
+              limit(DType::kBF16, kNative));
   }
 }
 

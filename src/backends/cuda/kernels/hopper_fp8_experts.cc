@@ -16,11 +16,6 @@ bool fits(const DeviceMatrices& m, const MatrixLayout& layout) {
   return m.table == nullptr && m.first.col_stride == 1 && fits_tensor_map(layout);
 }
 
-bool fits_scales(const ScaleLayout& layout) {
-  return layout.block_rows % kFp8Group == 0 &&
-         (layout.block_cols == 0 || layout.block_cols == kFp8Group);
-}
-
 CUtensorMap weight_map(const MatrixLayout& layout) {
   return make_tensor_map(layout, kHopperWeightBox, true);
 }
@@ -97,7 +92,7 @@ bool fits_hopper_fp8(const ExpertsQuery& query, const DeviceWeights& weights,
       query.format == StorageFormat::kFp8Block || query.format == StorageFormat::kFp8Tensor;
   if (compute_capability != 90 || !is_fp8 || c.hidden_size % 8 != 0) return false;
   if (query.activation_scheme != ActivationScheme::kDynamic) return false;
-  return fits_scales(query.scale_layout) &&
+  return fits_hopper_fp8_scales(query.scale_layout) &&
          (!c.has_gate || fits(weights.gate, gate_layout(c, DType::kU8, weights))) &&
          fits(weights.up, up_layout(c, DType::kU8, weights)) &&
          fits(weights.down, down_layout(c, DType::kU8, weights));

@@ -22,6 +22,11 @@ namespace cadre::cuda {
 /// columns or all, and a multiple of 128 rows or all.
 inline constexpr int64_t kFp8Group = 128;
 
+constexpr bool fits_hopper_fp8_scales(const ScaleLayout& layout) {
+  return layout.block_rows % kFp8Group == 0 &&
+         (layout.block_cols == 0 || layout.block_cols == kFp8Group);
+}
+
 constexpr int64_t fp8_groups(int64_t k) { return (k + kFp8Group - 1) / kFp8Group; }
 /// From one group's row scales to the next's.
 constexpr int64_t fp8_scale_stride(int64_t rows) { return rows; }
@@ -39,7 +44,8 @@ struct Fp8Rows {
 /// 1]). With `gated`, W is the gate's and out = gate function of both sums.
 struct HopperFp8Gemm {
   int64_t num_experts = 0;
-  // Device [E + 1]. Complete before the kernel ahead of this one in the stream began.
+  // Device [E + 1]. Complete before the kernel ahead of this one in the stream began. Null: one
+  // expert, which has max_rows.
   const int32_t* expert_offsets = nullptr;
   uint32_t* count = nullptr;  // device, one, 0 when this kernel begins to work
   int64_t n = 0;              // columns of out
@@ -60,11 +66,12 @@ struct HopperFp8Gemm {
   DeviceVectors bias;  // first.data null: none
   DeviceVectors up_bias;
   // With a gate function the result is quantised as the rows are, from float32. Else it is rounded
-  // to out_dtype: float32, bf16, or fp16; 16-byte aligned rows.
+  // to out_dtype: float32, bf16, or fp16; 16-byte aligned rows, of 16-bit floats n in eights.
   Fp8Rows out_rows;
   void* out = nullptr;
   DType out_dtype = DType::kBF16;
-  int64_t out_stride = 0;  // elements
+  int64_t out_stride = 0;   // elements
+  bool accumulate = false;  // float32 results: added to what is there
 };
 
 void hopper_fp8_gemm(const HopperFp8Gemm& args, const Stream& stream);

@@ -133,7 +133,7 @@ __device__ void write_result(const Fp8Params& p, const Piece& piece, int warpgro
   if constexpr (kResult == Result::kGated || kResult == Result::kActivated) {
     write_quantized<is_gated(kResult)>(p, piece, warpgroup, staging, sums);
   } else if constexpr (kResult == Result::kF32) {
-    write_floats(p, piece, warpgroup, sums);
+    write_floats(p, piece, warpgroup, staging, sums);
   } else if constexpr (kResult == Result::kBF16) {
     write_tile<__nv_bfloat16, false>(p, piece, warpgroup, staging, sums);
   } else {
@@ -254,6 +254,7 @@ Fp8Params to_params(const HopperFp8Gemm& args) {
   const bool quantized = args.gated || args.apply_gate;
   p.out = quantized ? args.out_rows.codes : args.out;
   p.out_stride = quantized ? fp8_row_stride(args.n) : args.out_stride;
+  p.accumulate = args.accumulate;
   p.out_scales = args.out_rows.scales;
   p.out_scale_stride = fp8_scale_stride(args.max_rows);
   return p;

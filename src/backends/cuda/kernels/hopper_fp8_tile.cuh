@@ -36,13 +36,13 @@ struct WeightScales {
 struct Fp8Params : Params {
   const float* row_scales;
   int64_t row_scale_stride;
-  int32_t max_rows;
   WeightScales scales;
   WeightScales up_scales;
   int32_t block_rows;
   bool e8m0;
   float* out_scales;
   int64_t out_scale_stride;
+  bool accumulate;  // float32 results: add them to what is there
 };
 
 /// The scales of 128 rows of weights, one of the halves of a tile, along K. Blocks have 128 rows or

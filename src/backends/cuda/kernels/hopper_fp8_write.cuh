@@ -107,20 +107,67 @@ __device__ void write_quantized(const Fp8Params& p, const Piece& piece, int warp
   }
 }
 
-// Results of down in float32, with a bias.
+__device__ inline float4 add(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// Four neighbours of a row, of which the first `count` are there.
+__device__ inline float4 load_four(const float* from, int32_t count) {
+  if (count >= 4) return *reinterpret_cast<const float4*>(from);
+  return make_float4(count > 0 ? from[0] : 0, count > 1 ? from[1] : 0, count > 2 ? from[2] : 0, 0);
+}
+__device__ inline void store_four(float* to, int32_t count, float4 values) {
+  if (count >= 4) {
+    *reinterpret_cast<float4*>(to) = values;
+    return;
+  }
+  if (count > 0) to[0] = values.x;
+  if (count > 1) to[1] = values.y;
+  if (count > 2) to[2] = values.z;
+}
+
+// Results in float32: 64 columns a pass through the warp's staging, so that whole rows are written.
 __device__ inline void write_floats(const Fp8Params& p, const Piece& piece, int warpgroup,
-                                    const float (&sums)[128]) {
+                                    char* staging, const float (&sums)[128]) {
   const int lane = threadIdx.x % 32;
   const int warp_row = warpgroup * 64 + static_cast<int>(threadIdx.x / 32 % 4) * 16;
   const DeviceVector bias = bias_of(p, p.bias, piece.expert);
+  auto* out = static_cast<float*>(p.out) + (piece.row + warp_row) * p.out_stride + piece.column;
 #pragma unroll
-  for (int i = 0; i < 128; ++i) {
-    const int row = warp_row + lane / 4 + i / 2 % 2 * 8;
-    const int32_t column = piece.column + i / 4 * 8 + lane % 4 * 2 + i % 2;
-    if (row < piece.rows && column < p.n) {
-      static_cast<float*>(p.out)[(piece.row + row) * p.out_stride + column] =
-          sums[i] + bias_at(p, bias, column);
+  for (int pass = 0; pass < 4; ++pass) {
+    const int32_t column = 64 * pass + lane % 16 * 4;
+    const int32_t left = p.n - piece.column - column;
+    // Row 2 i + lane / 16 of the warp's, or none.
+    const auto count_of = [&](int i) {
+      return warp_row + 2 * i + lane / 16 < piece.rows ? left : 0;
+    };
+    const auto place_of = [&](int i) { return out + (2 * i + lane / 16) * p.out_stride + column; };
+    float b[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < left) b[i] = bias_at(p, bias, piece.column + column + i);
     }
+    float4 bases[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      bases[i] = make_float4(b[0], b[1], b[2], b[3]);
+      if (p.accumulate) bases[i] = add(bases[i], load_four(place_of(i), count_of(i)));
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {  // pairs of columns
+      const int row = lane / 4 + i % 2 * 8;
+      const int at = i / 2 * 8 + lane % 4 * 2;
+      const float* pair = sums + 32 * pass + 2 * i;
+      *reinterpret_cast<float2*>(staging + staging_place(row, at / 4) + at % 4 * 4) =
+          make_float2(pair[0], pair[1]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const char* from = staging + staging_place(2 * i + lane / 16, lane % 16);
+      store_four(place_of(i), count_of(i), add(*reinterpret_cast<const float4*>(from), bases[i]));
+    }
+    __syncwarp();
   }
 }
 

@@ -184,6 +184,7 @@ Params to_params(const HopperGemm& args) {
   p.claimed = args.counts;
   p.top_k = static_cast<int32_t>(args.top_k);
   p.expert_offsets = args.expert_offsets;
+  p.max_rows = static_cast<int32_t>(args.max_rows);
   p.num_experts = static_cast<int32_t>(args.num_experts);
   p.n = static_cast<int32_t>(args.n);
   p.k = static_cast<int32_t>(args.k);

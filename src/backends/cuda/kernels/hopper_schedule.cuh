@@ -90,8 +90,8 @@ class Schedule {
   __device__ void read_experts() {
     const int lane = threadIdx.x % 32;
     const int32_t expert = min(base_ + lane, p_.num_experts);
-    first_row_ = p_.expert_offsets[expert];
-    rows_ = p_.expert_offsets[min(expert + 1, p_.num_experts)] - first_row_;
+    first_row_ = p_.first_row(expert);
+    rows_ = p_.first_row(min(expert + 1, p_.num_experts)) - first_row_;
     const int32_t tiles = (rows_ + kTileRows - 1) / kTileRows;
     const int32_t pieces =
         kCluster == 1 ? tiles * p_.column_tiles

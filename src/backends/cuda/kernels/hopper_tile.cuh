@@ -66,10 +66,11 @@ struct Params {
   bool x_aligned;    // to 16 bytes
   const int32_t* pair_of_row;
   int32_t top_k;
-  char* sorted;           // where `rows` looks
-  uint32_t* sort_taken;   // rows
-  uint32_t* sorted_rows;  // of each tile
-  const int32_t* expert_offsets;
+  char* sorted;                   // where `rows` looks
+  uint32_t* sort_taken;           // rows
+  uint32_t* sorted_rows;          // of each tile
+  const int32_t* expert_offsets;  // null: there is one expert, which has max_rows
+  int32_t max_rows;
   uint32_t* claimed;  // pieces of work that clusters have taken beyond their first
   int32_t num_experts;
   int32_t n;
@@ -85,6 +86,11 @@ struct Params {
   DeviceVectors up_bias;
   void* out;
   int64_t out_stride;
+
+  __device__ int32_t first_row(int32_t expert) const {
+    if (expert_offsets != nullptr) return expert_offsets[expert];
+    return expert == 0 ? 0 : max_rows;
+  }
 };
 
 /// Where a warp is in the ring of stages.

@@ -77,6 +77,9 @@ __global__ void __launch_bounds__(kThreads)
   if (args.next_starts_first) let_next_kernel_start();
   wait_for_previous_kernel();
   let_next_kernel_start();
+  if (blockIdx.x == 0 && static_cast<int>(threadIdx.x) < args.num_zeros) {
+    args.zeros[threadIdx.x] = 0;
+  }
   const int64_t pieces = num_groups(args.k, kWarpValues);
   const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t row = item / pieces;
@@ -132,6 +135,7 @@ void run(const QuantizeRows& args, const Stream& stream) {
 void quantize_rows(const QuantizeRows& args, const Stream& stream) {
   CADRE_ASSERT(args.placed == nullptr || args.k % 16 == 0);
   CADRE_ASSERT(args.group == kActivationGroup || args.group == kFp4ActivationGroup);
+  CADRE_ASSERT(args.num_zeros <= 32);
   if (args.rows == 0 || args.k == 0) return;
   switch (args.dtype) {
     case DType::kBF16:

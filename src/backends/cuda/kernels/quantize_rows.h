@@ -31,6 +31,8 @@ struct QuantizeRows {
   float* scales = nullptr;
   int64_t scale_row_stride = 0;
   int64_t scale_group_stride = 1;
+  uint32_t* zeros = nullptr;  // device; num_zeros (up to 32) words to set to 0, for kernels behind
+  int num_zeros = 0;
   // The kernel behind may start before the one ahead has ended: for one that reads nothing of that
   // before its own wait.
   bool next_starts_first = false;
