@@ -125,6 +125,7 @@ void CodesOfX::set(const LinearWeights& weights, QuantizedGemm& product) {
 void CodesOfX::set(HopperFp8Gemm& product) {
   quantize(kActivationGroup, 0);
   product.rows = rows_;
+  product.beside_previous = counters_taken_ > 0;
   product.count = counters_ + counters_taken_++;
 }
 

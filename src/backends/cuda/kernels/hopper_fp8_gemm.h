@@ -72,6 +72,9 @@ struct HopperFp8Gemm {
   DType out_dtype = DType::kBF16;
   int64_t out_stride = 0;   // elements
   bool accumulate = false;  // float32 results: added to what is there
+  // Works beside the kernel ahead in the stream, on what that leaves of the device: neither writes
+  // what the other reads, and all that this one reads was complete when that one began.
+  bool beside_previous = false;
 };
 
 void hopper_fp8_gemm(const HopperFp8Gemm& args, const Stream& stream);

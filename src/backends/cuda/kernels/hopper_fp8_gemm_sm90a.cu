@@ -177,12 +177,14 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
     }
   } else {
     ptx::take_registers<kFp8ConsumerRegisters>();
-    cudaGridDependencySynchronize();
+    if (!p.beside_previous) cudaGridDependencySynchronize();
     const auto warp = threadIdx.x / 32;
     consume_all<kResult>(p, shared, stages, staging + warp * kWarpStagingBytes, warpgroup);
   }
   __syncwarp();
   ptx::cluster_sync();  // the other CTA's arrivals must find these barriers
+  // So that this kernel does not end before the one ahead.
+  if (p.beside_previous && blockIdx.x == 0) cudaGridDependencySynchronize();
 }
 
 template <Result kResult>
@@ -255,6 +257,7 @@ Fp8Params to_params(const HopperFp8Gemm& args) {
   p.out = quantized ? args.out_rows.codes : args.out;
   p.out_stride = quantized ? fp8_row_stride(args.n) : args.out_stride;
   p.accumulate = args.accumulate;
+  p.beside_previous = args.beside_previous;
   p.out_scales = args.out_rows.scales;
   p.out_scale_stride = fp8_scale_stride(args.max_rows);
   return p;

@@ -75,7 +75,7 @@ __device__ void load_with_scales(const Fp8Params& p, Fp8Shared& shared, uint32_t
                            stage_address(stages, ahead) + kRowBytes, full);
     }
   }
-  cudaGridDependencySynchronize();
+  if (!p.beside_previous) cudaGridDependencySynchronize();
   ptx::launch_dependents();
   while (more) {
     const int boxes = place.piece.rows > kHopperRowBox ? 2 : 1;

@@ -42,7 +42,8 @@ struct Fp8Params : Params {
   bool e8m0;
   float* out_scales;
   int64_t out_scale_stride;
-  bool accumulate;  // float32 results: add them to what is there
+  bool accumulate;       // float32 results: add them to what is there
+  bool beside_previous;  // the kernel ahead may still run
 };
 
 /// The scales of 128 rows of weights, one of the halves of a tile, along K. Blocks have 128 rows or
