@@ -51,7 +51,7 @@ __device__ void skip_tile(int32_t k_tiles, Shared& shared, Ring& ring) {
 }
 
 // 64 rows x 128 columns x 128 of K, from zero.
-__device__ void multiply_half(float (&products)[64], uint32_t rows, uint32_t weights) {
+__device__ void start_half(float (&products)[64], uint32_t rows, uint32_t weights) {
   const uint64_t a = ptx::swizzled_tile(rows);
   const uint64_t b = ptx::swizzled_tile(weights);
   ptx::wgmma_fence();
@@ -59,39 +59,46 @@ __device__ void multiply_half(float (&products)[64], uint32_t rows, uint32_t wei
 #pragma unroll
   for (int i = 1; i < kFp8TileK / 32; ++i) ptx::wgmma_e4m3(products, a + 2 * i, b + 2 * i);
   ptx::wgmma_commit();
+}
+
+__device__ void finish_half(float (&products)[64]) {
   ptx::wgmma_wait<0>();
   ptx::pin(products);
 }
 
-template <int kFirst>
-__device__ void add_scaled(float (&sums)[128], const float (&products)[64], float low, float high) {
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    sums[kFirst + i] = fmaf(products[i], i / 2 % 2 == 0 ? low : high, sums[kFirst + i]);
+// What a half's products are multiplied by: the row's scale times the block's.
+struct Factors {
+  float low, high;                // of the rows of even and odd pairs of products
+  float second_low, second_high;  // beyond the border of two blocks of weight scales
+};
+
+template <bool kSplit>
+__device__ Factors factors_of(const HalfReader& half, bool e8m0, int32_t k, const uint32_t* words,
+                              float low, float high) {
+  Factors f = {};
+  const float first = half.first(e8m0, words[0], k);
+  f.low = low * first;
+  f.high = high * first;
+  if (kSplit) {
+    const float second = half.second(e8m0, words[1], k);
+    f.second_low = low * second;
+    f.second_high = high * second;
   }
+  return f;
 }
 
-// With the border of two blocks of weight scales inside.
-template <int kFirst>
-__device__ void add_scaled_split(float (&sums)[128], const float (&products)[64], float low,
-                                 float high, float first, float second, int32_t border) {
+template <int kFirst, bool kSplit>
+__device__ void add_scaled(float (&sums)[128], const float (&products)[64], const Factors& f,
+                           int32_t border) {
   const auto column = static_cast<int32_t>(2 * (threadIdx.x % 4));
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
-    const float weight = column + i / 4 * 8 + i % 2 < border ? first : second;
-    sums[kFirst + i] = fmaf(products[i], (i / 2 % 2 == 0 ? low : high) * weight, sums[kFirst + i]);
-  }
-}
-
-template <int kFirst>
-__device__ void add_half(const HalfReader& half, bool e8m0, int32_t k, const uint32_t (&words)[2],
-                         float low, float high, const float (&products)[64], float (&sums)[128]) {
-  const float weight = half.first(e8m0, words[0], k);
-  if (half.is_split()) {
-    const float second = half.second(e8m0, words[1], k);
-    add_scaled_split<kFirst>(sums, products, low, high, weight, second, half.border);
-  } else {
-    add_scaled<kFirst>(sums, products, low * weight, high * weight);
+    const bool is_low = i / 2 % 2 == 0;
+    float factor = is_low ? f.low : f.high;
+    if (kSplit && column + i / 4 * 8 + i % 2 >= border) {
+      factor = is_low ? f.second_low : f.second_high;
+    }
+    sums[kFirst + i] = fmaf(products[i], factor, sums[kFirst + i]);
   }
 }
 
@@ -101,29 +108,44 @@ __device__ HalfReader half_reader(const Fp8Params& p, const Piece& piece, int ha
           kGated && half == 1 ? p.up_scales : p.scales};
 }
 
-// All of K for one tile; the first stage is there already.
+// All of K for one tile; the first stage is there already. kSplit: the border of two blocks of
+// weight scales lies inside a half.
+template <bool kSplit>
+__device__ void multiply_stages(const Fp8Params& p, const HalfReader& left, const HalfReader& right,
+                                Fp8Shared& shared, uint32_t stages, int warpgroup, Ring& ring,
+                                float (&sums)[128]) {
+  const auto row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;  // and 8 rows further on
+  float products[64] = {};
+  for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
+    if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
+    // The same in all lanes, said so that descriptors are made once a warp.
+    const uint32_t address = __shfl_sync(~0u, stage_address(stages, ring.stage), 0);
+    const uint32_t rows = address + warpgroup * kRowBoxBytes;
+    const StageScales& scales = shared.scales[ring.stage];
+    start_half(products, rows, address + kRowBytes);
+    const float low = scales.rows[row], high = scales.rows[row + 8];
+    const Factors f = factors_of<kSplit>(left, p.e8m0, t, scales.weights, low, high);
+    const Factors g = factors_of<kSplit>(right, p.e8m0, t, scales.weights + 2, low, high);
+    finish_half(products);
+    add_scaled<0, kSplit>(sums, products, f, left.border);
+    start_half(products, rows, address + kRowBytes + kWeightBoxBytes);
+    finish_half(products);
+    release(shared, ring.stage);
+    add_scaled<64, kSplit>(sums, products, g, right.border);
+  }
+}
+
 template <bool kGated>
 __device__ void multiply_tile(const Fp8Params& p, const Piece& piece, Fp8Shared& shared,
                               uint32_t stages, int warpgroup, Ring& ring, float (&sums)[128]) {
-  const auto row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;  // and 8 rows further on
   const HalfReader left = half_reader<kGated>(p, piece, 0);
   const HalfReader right = half_reader<kGated>(p, piece, 1);
 #pragma unroll
   for (int i = 0; i < 128; ++i) sums[i] = 0;
-  for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
-    if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
-    const StageScales& scales = shared.scales[ring.stage];
-    const float low = scales.rows[row], high = scales.rows[row + 8];
-    const uint32_t words_left[2] = {scales.weights[0], scales.weights[1]};
-    const uint32_t words_right[2] = {scales.weights[2], scales.weights[3]};
-    const uint32_t address = stage_address(stages, ring.stage);
-    const uint32_t rows = address + warpgroup * kRowBoxBytes;
-    float products[64];
-    multiply_half(products, rows, address + kRowBytes);
-    add_half<0>(left, p.e8m0, t, words_left, low, high, products, sums);
-    multiply_half(products, rows, address + kRowBytes + kWeightBoxBytes);
-    release(shared, ring.stage);
-    add_half<64>(right, p.e8m0, t, words_right, low, high, products, sums);
+  if (left.is_split() || right.is_split()) {
+    multiply_stages<true>(p, left, right, shared, stages, warpgroup, ring, sums);
+  } else {
+    multiply_stages<false>(p, left, right, shared, stages, warpgroup, ring, sums);
   }
 }
 
@@ -169,7 +191,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   if (threadIdx.x == 0) init_barriers(shared);
   ptx::cluster_sync();
 
-  const int warpgroup = static_cast<int>(threadIdx.x / 128);
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 128), 0);
   if (warpgroup == kConsumers) {
     ptx::give_registers<kFp8LoaderRegisters>();
     if (threadIdx.x % 128 < 32) {

@@ -1,4 +1,5 @@
-// 16 threads a token and group of 128, 8 values each.
+// A warp takes four groups of 128 of a token, a thread 16 values, so that every row gets 512 bytes
+// at a time.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -12,18 +13,20 @@ namespace cadre::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWide = 8;                                            // values of a thread
-constexpr int kGroupThreads = static_cast<int>(kFp8Group) / kWide;  // 16
-constexpr int kGroupsAtOnce = kThreads / kGroupThreads;
+constexpr int kWide = 16;                                           // values of a thread
+constexpr int kGroupThreads = static_cast<int>(kFp8Group) / kWide;  // 8
+constexpr int kWarps = kThreads / 32;
+constexpr int kWarpValues = 32 * kWide;
 
 /// Passed to the kernel by value.
 struct Tokens {
   const void* x;
   int64_t x_stride;  // elements
-  bool aligned;      // to 16 bytes, k a multiple of 8
+  bool aligned;      // to 16 bytes, k a multiple of kWide
   int64_t num_tokens;
   int32_t k;
   int32_t groups;
+  int32_t warps;  // for a token
   const int32_t* row_of_pair;
   int32_t top_k;
   uint8_t* codes;
@@ -63,10 +66,10 @@ __device__ uint32_t largest_of_group(const float (&values)[kWide]) {
   return largest;
 }
 
-__device__ uint2 codes_of(const float (&values)[kWide], const ActivationScale& scale) {
-  uint32_t words[2];
+__device__ uint4 codes_of(const float (&values)[kWide], const ActivationScale& scale) {
+  uint32_t words[4];
 #pragma unroll
-  for (int w = 0; w < 2; ++w) {
+  for (int w = 0; w < 4; ++w) {
     const float* v = values + 4 * w;
     const uint32_t low =
         ptx::pack_e4m3(scaled_activation(v[0], scale), scaled_activation(v[1], scale));
@@ -74,35 +77,38 @@ __device__ uint2 codes_of(const float (&values)[kWide], const ActivationScale& s
         ptx::pack_e4m3(scaled_activation(v[2], scale), scaled_activation(v[3], scale));
     words[w] = low | high << 16;
   }
-  return make_uint2(words[0], words[1]);
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 4) quantize_kernel(Tokens t) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kGroupsAtOnce + threadIdx.x / kGroupThreads;
-  const int64_t token = at / t.groups;
-  const auto group = static_cast<int32_t>(at % t.groups);
-  const auto lane = static_cast<int32_t>(threadIdx.x % kGroupThreads);
-  const int32_t first = group * static_cast<int32_t>(kFp8Group) + lane * kWide;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t token = at / t.warps;
+  if (token >= t.num_tokens) return;
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int32_t first = static_cast<int32_t>(at % t.warps) * kWarpValues + lane * kWide;
+  const int32_t group = first / static_cast<int32_t>(kFp8Group);
   float values[kWide] = {};
   // The plan waits for the kernel before it: what the tokens come from has ended.
-  if (token < t.num_tokens) load_values<T>(t, token, first, values);
+  load_values<T>(t, token, first, values);
   const ActivationScale scale = activation_scale_of_bits(largest_of_group(values));
-  const uint2 codes = codes_of(values, scale);
+  const uint4 codes = codes_of(values, scale);
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (token >= t.num_tokens) return;
-  for (int32_t slot = 0; slot < t.top_k; ++slot) {
-    const int64_t row = t.row_of_pair[token * t.top_k + slot];
-    if (row < 0) continue;
-    *reinterpret_cast<uint2*>(t.codes + row * t.code_stride + first) = codes;
-    if (lane == 0) t.scales[group * t.scale_stride + row] = scale.scale;
+  for (int32_t base = 0; base < t.top_k; base += 32) {
+    const int32_t own = base + lane < t.top_k ? t.row_of_pair[token * t.top_k + base + lane] : -1;
+    for (int32_t slot = 0; slot < min(32, t.top_k - base); ++slot) {
+      const int64_t row = __shfl_sync(~0u, own, slot);
+      if (row < 0 || group >= t.groups) continue;
+      *reinterpret_cast<uint4*>(t.codes + row * t.code_stride + first) = codes;
+      if (lane % kGroupThreads == 0) t.scales[group * t.scale_stride + row] = scale.scale;
+    }
   }
 }
 
 template <typename T>
 void launch_quantize(const Tokens& tokens, const Stream& stream) {
-  const int64_t blocks = (tokens.num_tokens * tokens.groups + kGroupsAtOnce - 1) / kGroupsAtOnce;
+  const int64_t blocks = (tokens.num_tokens * tokens.warps + kWarps - 1) / kWarps;
   CADRE_ASSERT(blocks <= 0x7fffffff);
   launch("quantize_tokens", quantize_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
          0, stream_of(stream), Launch::kDependent, tokens);
@@ -121,6 +127,7 @@ void quantize_tokens(const QuantizeTokens& args, const Stream& stream) {
   t.aligned = reinterpret_cast<uintptr_t>(x.data()) % 16 == 0 && t.x_stride * size % 16 == 0 &&
               t.k % kWide == 0;
   t.groups = static_cast<int32_t>(fp8_groups(t.k));
+  t.warps = (t.k + kWarpValues - 1) / kWarpValues;
   t.row_of_pair = args.plan.row_of_pair;
   t.top_k = static_cast<int32_t>(args.top_k);
   t.codes = args.rows.codes;

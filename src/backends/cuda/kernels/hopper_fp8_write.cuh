@@ -14,9 +14,9 @@ namespace cadre::cuda::hopper {
 
 inline constexpr int kCodesPitch = 128 + 16;  // bytes; 8 rows in different banks
 
-__device__ inline uint32_t largest_of_quad(uint32_t bits) {
-  bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
-  return max(bits, __shfl_xor_sync(~0u, bits, 2));
+__device__ inline float largest_of_quad(float value) {
+  value = ptx::max_or_nan(value, __shfl_xor_sync(~0u, value, 1));
+  return ptx::max_or_nan(value, __shfl_xor_sync(~0u, value, 2));
 }
 
 // The warp's 16 rows of one group of 128 columns, from h in sums[kFirst ...].
@@ -24,22 +24,25 @@ template <int kFirst>
 __device__ void write_codes(const Fp8Params& p, const Piece& piece, int warp_row, int32_t column,
                             char* staging, const float (&sums)[128]) {
   const int lane = threadIdx.x % 32;
-  uint32_t largest[2] = {0, 0};
+  float largest[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
-    largest[i / 2 % 2] = max(largest[i / 2 % 2], magnitude_bits(sums[kFirst + i]));
+    largest[i / 2 % 2] = ptx::max_or_nan(largest[i / 2 % 2], fabsf(sums[kFirst + i]));
   }
   const int32_t rows = piece.rows - warp_row;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const ActivationScale scale = activation_scale_of_bits(largest_of_quad(largest[h]));
+    const ActivationScale scale =
+        activation_scale_of_bits(__float_as_uint(largest_of_quad(largest[h])));
+    const uint16_t finite = scale.inverse == 0.0f ? 0 : 0xffff;  // else the codes are 0
     const int row = lane / 4 + 8 * h;
     char* to = staging + row * kCodesPitch + 2 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       const float* v = sums + kFirst + 4 * j + 2 * h;
-      *reinterpret_cast<uint16_t*>(to + 8 * j) =
-          ptx::pack_e4m3(scaled_activation(v[0], scale), scaled_activation(v[1], scale));
+      const uint16_t codes =
+          ptx::pack_e4m3(__fmul_rn(v[0], scale.inverse), __fmul_rn(v[1], scale.inverse));
+      *reinterpret_cast<uint16_t*>(to + 8 * j) = codes & finite;
     }
     if (lane % 4 == 0 && row < rows) {
       p.out_scales[column / kFp8Group * p.out_scale_stride + piece.row + warp_row + row] =
@@ -55,6 +58,18 @@ __device__ void write_codes(const Fp8Params& p, const Piece& piece, int warp_row
     if (row < rows) *reinterpret_cast<int4*>(out + row * p.out_stride + lane % 8 * 16) = part;
   }
   __syncwarp();
+}
+
+// swiglu() of two elements with one reciprocal: the special function unit is what this waits for.
+// 1 + exp(-gate) stops at 2^63, so that the product of two is finite: a gate below -43 gives less
+// than 1e-17 of up in any case.
+__device__ inline void swiglu_pair(float (&gate)[2], const float (&up)[2]) {
+  constexpr float kLog2E = 1.44269504f;
+  const float a = 1.0f + ptx::exp2(fminf(-kLog2E * gate[0], 63.0f));
+  const float b = 1.0f + ptx::exp2(fminf(-kLog2E * gate[1], 63.0f));
+  const float inverse = ptx::reciprocal(a * b);
+  gate[0] *= inverse * b * up[0];
+  gate[1] *= inverse * a * up[1];
 }
 
 // Biases and every gate function, in a rolled loop over sums in shared memory: each thread has its
@@ -99,7 +114,12 @@ __device__ void write_quantized(const Fp8Params& p, const Piece& piece, int warp
     apply_special<kGated>(p, piece, staging, sums);
   } else {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) sums[i] = swiglu(sums[i], sums[64 + i]);
+    for (int i = 0; i < 64; i += 2) {
+      float h[2] = {sums[i], sums[i + 1]};
+      swiglu_pair(h, {sums[64 + i], sums[64 + i + 1]});
+      sums[i] = h[0];
+      sums[i + 1] = h[1];
+    }
   }
   write_codes<0>(p, piece, warp_row, piece.column, staging, sums);
   if (!kGated && piece.column + kHalfColumns < p.n) {

@@ -232,10 +232,6 @@ __device__ inline void wgmma_n256<__half>(float (&d)[128], uint64_t a, uint64_t 
   CADRE_WGMMA_N256("f16.f16");
 }
 
-#define CADRE_O8(o)                                                                           \
-  "=f"(d[o]), "=f"(d[o + 1]), "=f"(d[o + 2]), "=f"(d[o + 3]), "=f"(d[o + 4]), "=f"(d[o + 5]), \
-      "=f"(d[o + 6]), "=f"(d[o + 7])
-#define CADRE_O32(o) CADRE_O8(o), CADRE_O8(o + 8), CADRE_O8(o + 16), CADRE_O8(o + 24)
 #define CADRE_WGMMA_E4M3                                                                       \
   "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "                                     \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "     \
@@ -243,10 +239,11 @@ __device__ inline void wgmma_n256<__half>(float (&d)[128], uint64_t a, uint64_t 
   "%37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
   "%55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, "
 
-/// d = a b^T: 64 rows of a, 128 of b, 32 of K in e4m3.
+/// d = a b^T: 64 rows of a, 128 of b, 32 of K in e4m3. What d held is an input, so that it has been
+/// used before: as a mere output the compiler gives d other registers and lets old and new overlap.
 __device__ inline void wgmma_e4m3_first(float (&d)[64], uint64_t a, uint64_t b) {
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, 0, 0;\n" CADRE_WGMMA_E4M3 "add, 1, 1;\n}"
-               : CADRE_O32(0), CADRE_O32(32)
+               : CADRE_D32(0), CADRE_D32(32)
                : "l"(a), "l"(b));
 }
 /// d += a b^T
@@ -257,8 +254,6 @@ __device__ inline void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b) {
 }
 
 #undef CADRE_WGMMA_E4M3
-#undef CADRE_O32
-#undef CADRE_O8
 #undef CADRE_WGMMA_N256
 #undef CADRE_D32
 #undef CADRE_D8
@@ -278,6 +273,25 @@ __device__ inline uint32_t pack(float low, float high, __nv_bfloat16) {
 __device__ inline uint32_t pack(float low, float high, __half) {
   const __half2 both = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+/// The larger, or NaN where one is NaN.
+__device__ inline float max_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+/// Of the special function unit, subnormals as 0: 2 ulp; 1 ulp.
+__device__ inline float exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ inline float reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
 
 /// Two e4m3 codes, nearest, ties to even, beyond the largest the largest.
