@@ -8,6 +8,7 @@
 #include "backends/cuda/deepgemm/requirement.h"
 #include "backends/cuda/device/device_runtime.h"
 #include "backends/cuda/kernels/hopper_fp8_experts.h"
+#include "backends/cuda/kernels/hopper_fp8_few.h"
 #include "backends/cuda/kernels/routing.h"
 #include "core/str_cat.h"
 
@@ -67,7 +68,9 @@ class DeepGemm : public ExpertsBackend {
   size_t workspace_bytes(const ExpertsQuery& query, int64_t max_tokens,
                          int num_threads) const override {
     const size_t twin = grouped_mm().workspace_bytes(query, max_tokens, num_threads);
-    return is_fp8_product(query) ? std::max(hopper_fp8_bytes(query, max_tokens), twin) : twin;
+    if (!is_fp8_product(query)) return twin;
+    return std::max(
+        {hopper_fp8_bytes(query, max_tokens), hopper_fp8_few_bytes(query, max_tokens), twin});
   }
 
  protected:
@@ -76,6 +79,9 @@ class DeepGemm : public ExpertsBackend {
     const auto& prepared = static_cast<const Prepared&>(experts);
     if (prepared.twin != nullptr) {
       grouped_mm().forward(*prepared.twin, tokens, workspace, stream);
+    } else if (is_hopper_fp8_few(experts.query, tokens.hidden_states.dim(0))) {
+      hopper_fp8_few_forward(experts.query, prepared.device, prepared.maps, tokens, workspace,
+                             stream);
     } else {
       hopper_fp8_forward(experts.query, prepared.device, prepared.maps, tokens, workspace, stream);
     }

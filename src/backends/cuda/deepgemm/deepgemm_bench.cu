@@ -1,6 +1,6 @@
 // Times of deepgemm on FP8 experts, whole and by part, from replayed graphs, with the ceilings of
-// the same run and the bars that are made from them. Built by its own target. deepgemm_bench [shape
-// prefix] [T ...]
+// the same run and the bars that are made from them; up to 128 tokens beside the other ways of
+// running them. Built by its own target. deepgemm_bench [shape prefix] [T ...]
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,6 +21,7 @@
 #include "backends/cuda/device/check.h"
 #include "backends/cuda/kernels/ceilings.h"
 #include "backends/cuda/kernels/hopper_fp8_experts.h"
+#include "backends/cuda/kernels/hopper_fp8_few.h"
 #include "backends/cuda/kernels/hopper_fp8_rows.h"
 #include "backends/cuda/kernels/routing.h"
 #include "core/device_runtime.h"
@@ -109,6 +110,8 @@ double graph_us(const Stream& stream, int repeats, const std::function<void()>& 
   const auto graph = device_runtime(kDevice).capture(stream, [&] { call(); });
   return time_us(stream_of(stream), repeats, [&] { graph->launch(stream); });
 }
+
+constexpr int64_t kMostDecodeTokens = 128;
 
 struct Limits {
   double flops = 0;  // of the 8192^3 FP8 product
@@ -214,8 +217,8 @@ struct Call {
   RoutedTokens tokens;
 };
 
-void draw_ids(const Shape& s, int64_t num_tokens, Call& c) {
-  std::mt19937 random(5);
+void draw_ids(const Shape& s, int64_t num_tokens, unsigned seed, Call& c) {
+  std::mt19937 random(seed);
   for (int64_t t = 0; t < num_tokens; ++t) {
     std::set<int64_t> seen;
     while (static_cast<int64_t>(seen.size()) < s.top_k) {
@@ -228,9 +231,9 @@ void draw_ids(const Shape& s, int64_t num_tokens, Call& c) {
   }
 }
 
-Call make_call(const Shape& s, int64_t num_tokens) {
+Call make_call(const Shape& s, int64_t num_tokens, unsigned seed = 5) {
   Call c;
-  draw_ids(s, num_tokens, c);
+  draw_ids(s, num_tokens, seed, c);
   const auto bytes = static_cast<size_t>(num_tokens * s.hidden) * 2;
   c.x = allocate_shared_memory(kDevice, bytes);
   fill_bf16<<<1024, 256>>>(static_cast<__nv_bfloat16*>(c.x.get()), num_tokens * s.hidden, 19);
@@ -277,7 +280,11 @@ class Parts {
     });
   }
 
-  /// Of the whole forward's output, some tokens, in double.
+  void quantize() const {
+    quantize_tokens({call_.tokens.hidden_states, plan_, layer_.shape.top_k, x_}, stream_);
+  }
+
+  /// Of the whole forward's output, some tokens, in double; after quantize().
   double error() const {
     const Shape& s = layer_.shape;
     const int64_t num_tokens = call_.tokens.hidden_states.dim(0);
@@ -371,10 +378,6 @@ class Parts {
     r.codes = space.allocate<uint8_t>(pairs_ * fp8_row_stride(k));
     r.scales = space.allocate<float>(fp8_groups(k) * fp8_scale_stride(pairs_));
     return r;
-  }
-
-  void quantize() const {
-    quantize_tokens({call_.tokens.hidden_states, plan_, layer_.shape.top_k, x_}, stream_);
   }
 
   HopperFp8Gemm up() const {
@@ -473,6 +476,82 @@ void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const S
   print(s, call, times, limits, parts.error());
 }
 
+// Microseconds of forwards over several routings and their floor: one graph of all, chained, and a
+// graph for each, one after the other.
+struct Decode {
+  double chained = 0, alone = 0;
+};
+
+Decode time_decode(const std::vector<Call>& calls, const Stream& stream,
+                   const std::function<void(const Call&)>& forward) {
+  constexpr int kRounds = 2;
+  const auto count = static_cast<double>(calls.size());
+  Decode d;
+  d.chained = graph_us(stream, 21,
+                       [&] {
+                         for (int r = 0; r < kRounds; ++r) {
+                           for (const Call& c : calls) forward(c);
+                         }
+                       }) /
+              (kRounds * count);
+  std::vector<std::unique_ptr<DeviceGraph>> graphs;
+  for (const Call& c : calls) {
+    graphs.push_back(device_runtime(kDevice).capture(stream, [&] { forward(c); }));
+  }
+  d.alone = time_us(stream_of(stream), 21,
+                    [&] {
+                      for (const auto& g : graphs) g->launch(stream);
+                    }) /
+            count;
+  return d;
+}
+
+void bench_decode(const Layer& layer, int64_t num_tokens, const Limits& limits,
+                  const Stream& stream) {
+  const Shape& s = layer.shape;
+  std::vector<Call> calls;
+  double bytes = 0;
+  for (unsigned seed = 1; seed <= 8; ++seed) {
+    calls.push_back(make_call(s, num_tokens, seed));
+    const std::set<int64_t> active(calls.back().ids.begin(), calls.back().ids.end());
+    const double codes = 3.0 * static_cast<double>(s.hidden * s.intermediate);
+    bytes += static_cast<double>(active.size()) * codes * (1 + 4.0 / (128 * 128)) / 8;
+  }
+  const double floor_us = bytes / limits.read * 1e6;
+  const CudaPrepared addresses(layer.query, layer.weights);
+  const HopperFp8Maps maps = make_hopper_fp8_maps(layer.query, addresses.device);
+  ExpertsBackend& batched_mm = find_backend("batched_mm", DeviceType::kCuda);
+  const auto prepared = batched_mm.prepare(layer.query, layer.weights);
+  Workspace workspace(kDevice, std::max({hopper_fp8_few_bytes(layer.query, num_tokens),
+                                         hopper_fp8_bytes(layer.query, num_tokens),
+                                         batched_mm.workspace_bytes(layer.query, num_tokens, 1)}) +
+                                   65536);
+  const auto print_row = [&](const char* name, const Decode& d) {
+    std::printf(
+        "%-11s T %4lld floor %7.1f us | %-10s chained %7.1f us %.3f x, alone %7.1f us %.3f x\n",
+        s.name, static_cast<long long>(num_tokens), floor_us, name, d.chained, d.chained / floor_us,
+        d.alone, d.alone / floor_us);
+    std::fflush(stdout);
+  };
+  print_row("few", time_decode(calls, stream, [&](const Call& c) {
+              hopper_fp8_few_forward(layer.query, addresses.device, maps, c.tokens, workspace,
+                                     stream);
+            }));
+  {
+    const Workspace::Scope scope(workspace);
+    const Parts parts(layer, calls[0], workspace, stream);
+    parts.quantize();
+    std::printf("error %.2e\n", parts.error());
+  }
+  print_row("sorted", time_decode(calls, stream, [&](const Call& c) {
+              hopper_fp8_forward(layer.query, addresses.device, maps, c.tokens, workspace, stream);
+            }));
+  if (num_tokens > 64) return;
+  print_row("batched_mm", time_decode(calls, stream, [&](const Call& c) {
+              batched_mm.forward(*prepared, c.tokens, workspace, stream);
+            }));
+}
+
 }  // namespace
 }  // namespace cadre::cuda
 
@@ -497,7 +576,13 @@ int main(int argc, char** argv) {
   for (const Shape& shape : kShapes) {
     if (argc > 1 && std::strncmp(shape.name, argv[1], std::strlen(argv[1])) != 0) continue;
     const Layer layer = make_layer(shape);
-    for (const int64_t t : tokens) bench(layer, t, limits, stream);
+    for (const int64_t t : tokens) {
+      if (t <= kMostDecodeTokens) {
+        bench_decode(layer, t, limits, stream);
+      } else {
+        bench(layer, t, limits, stream);
+      }
+    }
   }
   std::printf("8192^3 once more: ");
   square_flops(stream);

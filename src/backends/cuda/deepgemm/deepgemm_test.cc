@@ -49,7 +49,7 @@ class DeepGemm : public testing::Test {
 
 TEST_F(DeepGemm, HoldsTheBoundForAnyNumberOfTokens) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-    for (const int64_t tokens : {1, 8, 64, 65, 129, 192, 256, 400, 1024, 4096, 16384}) {
+    for (const int64_t tokens : {1, 2, 8, 17, 33, 64, 65, 129, 192, 256, 400, 1024, 4096, 16384}) {
       Case c;
       c.tokens = tokens;
       c.dtype = dtype;
@@ -61,14 +61,30 @@ TEST_F(DeepGemm, HoldsTheBoundForAnyNumberOfTokens) {
 }
 
 TEST_F(DeepGemm, HoldsTheBoundForLongSums) {
-  for (const bool full_range : {false, true}) {
-    for (const bool output_f32 : {false, true}) {
+  for (const int64_t tokens : {24, 96}) {
+    for (const bool full_range : {false, true}) {
+      for (const bool output_f32 : {false, true}) {
+        Case c;
+        c.tokens = tokens;
+        c.output_f32 = output_f32;
+        c.full_range = full_range;
+        c.config = {.num_experts = 2, .hidden_size = 2048, .intermediate_size = 768, .top_k = 1};
+        std::printf("K = 2048, full range %d: error %.2e\n", full_range, error_of(c));
+      }
+    }
+  }
+}
+
+// Few tokens and few experts: sums of down in parts.
+TEST_F(DeepGemm, HoldsTheBoundForSumsInParts) {
+  for (const int64_t intermediate : {4096, 4240, 8320}) {
+    for (const bool has_bias : {false, true}) {
       Case c;
-      c.tokens = 96;
-      c.output_f32 = output_f32;
-      c.full_range = full_range;
-      c.config = {.num_experts = 2, .hidden_size = 2048, .intermediate_size = 768, .top_k = 1};
-      std::printf("K = 2048, full range %d: error %.2e\n", full_range, error_of(c));
+      c.tokens = 12;
+      c.config = {.num_experts = 3, .hidden_size = 272, .top_k = 2};
+      c.config.intermediate_size = intermediate;
+      c.config.has_bias = has_bias;
+      error_of(c);
     }
   }
 }
@@ -78,14 +94,16 @@ TEST_F(DeepGemm, HoldsTheBoundForSizesBesideTheTiles) {
                               {192, 320}, {320, 576}, {576, 768}, {768, 160},
                               {128, 128}, {256, 384}, {144, 272}, {1040, 80}};
   for (const auto& [hidden, intermediate] : sizes) {
-    Case c;
-    c.tokens = 100;
-    c.config.num_experts = 3;
-    c.config.top_k = 1;
-    c.config.hidden_size = hidden;
-    c.config.intermediate_size = intermediate;
-    error_of(c);
-    if (HasFailure()) FAIL() << hidden << " " << intermediate;
+    for (const int64_t tokens : {30, 100}) {
+      Case c;
+      c.tokens = tokens;
+      c.config.num_experts = 3;
+      c.config.top_k = 1;
+      c.config.hidden_size = hidden;
+      c.config.intermediate_size = intermediate;
+      error_of(c);
+      if (HasFailure()) FAIL() << tokens << " " << hidden << " " << intermediate;
+    }
   }
 }
 
@@ -98,21 +116,26 @@ TEST_F(DeepGemm, ReadsScalesOfEveryKind) {
     for (const bool fused : {false, true}) {
       for (const int64_t inner : {208, 320, 464}) {
         if (layout.block_rows == 0 && layout.block_cols != 0) continue;  // not a format
-        Case c;
-        c.tokens = 150;
-        c.scales = layout;
-        c.fused = fused;
-        c.config.hidden_size = 320;
-        c.config.intermediate_size = inner;
-        error_of(c);
-        if (HasFailure()) FAIL() << layout.block_rows << " " << layout.block_cols << " " << inner;
+        for (const int64_t tokens : {20, 150}) {
+          Case c;
+          c.tokens = tokens;
+          c.scales = layout;
+          c.fused = fused;
+          c.config.hidden_size = 320;
+          c.config.intermediate_size = inner;
+          error_of(c);
+          if (HasFailure()) {
+            FAIL() << tokens << " " << layout.block_rows << " " << layout.block_cols << " "
+                   << inner;
+          }
+        }
       }
     }
   }
 }
 
 TEST_F(DeepGemm, HoldsTheBoundForLongRunsOfOneExpert) {
-  for (const int64_t tokens : {300, 2100, 4500}) {
+  for (const int64_t tokens : {33, 40, 64, 300, 2100, 4500}) {
     for (const Ids ids : {Ids::kOneExpert, Ids::kLastExpert}) {
       Case c;
       c.tokens = tokens;
@@ -125,17 +148,19 @@ TEST_F(DeepGemm, HoldsTheBoundForLongRunsOfOneExpert) {
 
 TEST_F(DeepGemm, TakesAnyNumberOfExperts) {
   for (const int64_t count : {1, 2, 33, 60, 128, 257, 1025}) {
-    Case c;
-    c.tokens = 200;
-    c.config = {.num_experts = count, .hidden_size = 320, .intermediate_size = 144, .top_k = 1};
-    error_of(c);
+    for (const int64_t tokens : {50, 200}) {
+      Case c;
+      c.tokens = tokens;
+      c.config = {.num_experts = count, .hidden_size = 320, .intermediate_size = 144, .top_k = 1};
+      error_of(c);
+    }
   }
 }
 
 TEST_F(DeepGemm, TakesEveryWayOfRouting) {
   for (const Ids ids : {Ids::kOneExpert, Ids::kLastExpert, Ids::kEverySecond, Ids::kRepeated,
                         Ids::kSentinels, Ids::kNone}) {
-    for (const int64_t tokens : {0, 3, 333}) {
+    for (const int64_t tokens : {0, 3, 64, 333}) {
       Case c;
       c.ids = ids;
       c.tokens = tokens;
@@ -155,14 +180,16 @@ TEST_F(DeepGemm, AppliesEveryGateFunction) {
       for (const Activation activation :
            {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
             Activation::kRelu2}) {
-        Case c;
-        c.tokens = 70;
-        c.config.has_gate = has_gate;
-        c.config.has_bias = has_bias;
-        c.config.activation = activation;
-        c.config.intermediate_size = 208;
-        error_of(c);
-        if (HasFailure()) FAIL() << has_bias << has_gate << " " << name_of(activation);
+        for (const int64_t tokens : {22, 70}) {
+          Case c;
+          c.tokens = tokens;
+          c.config.has_gate = has_gate;
+          c.config.has_bias = has_bias;
+          c.config.activation = activation;
+          c.config.intermediate_size = 208;
+          error_of(c);
+          if (HasFailure()) FAIL() << has_bias << has_gate << " " << name_of(activation);
+        }
       }
     }
   }
@@ -170,13 +197,15 @@ TEST_F(DeepGemm, AppliesEveryGateFunction) {
 
 TEST_F(DeepGemm, AppliesLimitsAndAlpha) {
   for (const bool has_alpha : {false, true}) {
-    Case c;
-    c.tokens = 170;
-    c.config.swiglu_limit = 0.75f;
-    if (has_alpha) c.config.swiglu_alpha = 1.702f;
-    c.config.has_bias = has_alpha;
-    c.fused = has_alpha;
-    error_of(c);
+    for (const int64_t tokens : {60, 170}) {
+      Case c;
+      c.tokens = tokens;
+      c.config.swiglu_limit = 0.75f;
+      if (has_alpha) c.config.swiglu_alpha = 1.702f;
+      c.config.has_bias = has_alpha;
+      c.fused = has_alpha;
+      error_of(c);
+    }
   }
 }
 
@@ -213,54 +242,59 @@ TEST_F(DeepGemm, RefusesBeforehandWhatItDoesNotServe) {
 }
 
 TEST_F(DeepGemm, KeepsNanToTheTokensThatMeetIt) {
-  Case c;
-  c.tokens = 260;
-  Experts experts(c, stream());
-  Projection& gate = experts.first();
-  const int64_t bytes = gate.rows * gate.row_stride;
-  std::fill_n(gate.codes.host<uint8_t>() + 4 * bytes, bytes, uint8_t{0x7f});  // expert 4
-  experts.set_x(17, 3, std::numeric_limits<float>::quiet_NaN());
-  experts.set_x(18, 150, std::numeric_limits<float>::infinity());
-  experts.prepare();
-  experts.upload_call();
-  experts.forward();
-  experts.result();
-  for (int64_t t = 0; t < c.tokens; ++t) {
-    bool expected = t == 17 || t == 18;
-    for (int64_t s = 0; s < c.config.top_k; ++s) {
-      expected |= experts.id(t * c.config.top_k + s) == 4;
-    }
-    for (int64_t i = 0; i < c.config.hidden_size; ++i) {
-      ASSERT_EQ(std::isnan(experts.value(t * c.config.hidden_size + i)), expected) << t << " " << i;
+  for (const int64_t tokens : {60, 260}) {
+    Case c;
+    c.tokens = tokens;
+    Experts experts(c, stream());
+    Projection& gate = experts.first();
+    const int64_t bytes = gate.rows * gate.row_stride;
+    std::fill_n(gate.codes.host<uint8_t>() + 4 * bytes, bytes, uint8_t{0x7f});  // expert 4
+    experts.set_x(17, 3, std::numeric_limits<float>::quiet_NaN());
+    experts.set_x(18, 150, std::numeric_limits<float>::infinity());
+    experts.prepare();
+    experts.upload_call();
+    experts.forward();
+    experts.result();
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      bool expected = t == 17 || t == 18;
+      for (int64_t s = 0; s < c.config.top_k; ++s) {
+        expected |= experts.id(t * c.config.top_k + s) == 4;
+      }
+      for (int64_t i = 0; i < c.config.hidden_size; ++i) {
+        ASSERT_EQ(std::isnan(experts.value(t * c.config.hidden_size + i)), expected)
+            << t << " " << i;
+      }
     }
   }
 }
 
 TEST_F(DeepGemm, GivesTheSameBitsEveryTimeAndFromAGraph) {
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    Case c;
-    c.tokens = 700;
-    c.dtype = dtype;
-    c.config = {.num_experts = 5, .hidden_size = 256, .intermediate_size = 144, .top_k = 2};
-    Experts experts(c, stream());
-    EXPECT_LE(experts.run(), experts.bound());
-    const std::vector<char> first = experts.result();
-    for (int i = 0; i < 100; ++i) {
-      experts.poison();
-      experts.forward();
-      ASSERT_EQ(experts.result(), first) << "call " << i;
-    }
-    const auto graph = device_runtime(kDevice).capture(stream(), [&] { experts.forward(); });
-    for (int i = 0; i < 100; ++i) {
-      experts.poison();
+  for (const int64_t tokens : {64, 700}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      Case c;
+      c.tokens = tokens;
+      c.dtype = dtype;
+      c.config = {.num_experts = 5, .hidden_size = 256, .intermediate_size = 144, .top_k = 2};
+      Experts experts(c, stream());
+      EXPECT_LE(experts.run(), experts.bound());
+      const std::vector<char> first = experts.result();
+      for (int i = 0; i < 100; ++i) {
+        experts.poison();
+        experts.forward();
+        ASSERT_EQ(experts.result(), first) << "call " << i;
+      }
+      const auto graph = device_runtime(kDevice).capture(stream(), [&] { experts.forward(); });
+      for (int i = 0; i < 100; ++i) {
+        experts.poison();
+        graph->launch(stream());
+        ASSERT_EQ(experts.result(), first) << "replay " << i;
+      }
+      experts.draw_ids();  // another routing in the same graph
+      experts.upload_call();
       graph->launch(stream());
-      ASSERT_EQ(experts.result(), first) << "replay " << i;
+      EXPECT_LE(experts.error(), experts.bound());
+      EXPECT_NE(experts.result(), first);
     }
-    experts.draw_ids();  // another routing in the same graph
-    experts.upload_call();
-    graph->launch(stream());
-    EXPECT_LE(experts.error(), experts.bound());
-    EXPECT_NE(experts.result(), first);
   }
 }
 

@@ -253,6 +253,52 @@ __device__ inline void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b) {
                : "l"(a), "l"(b));
 }
 
+/// d (+)= a b^T: 64 rows of a, kN of b, 32 of K in e4m3. The first of a sum starts from zero.
+template <int kN>
+__device__ inline void wgmma_e4m3_few_first(float (&d)[kN / 2], uint64_t a, uint64_t b);
+template <int kN>
+__device__ inline void wgmma_e4m3_few(float (&d)[kN / 2], uint64_t a, uint64_t b);
+
+#define CADRE_WGMMA_FEW(n, list, a_at, b_at, out, in)                                          \
+  template <>                                                                                  \
+  __device__ inline void wgmma_e4m3_few_first<n>(float(&d)[n / 2], uint64_t a, uint64_t b) {   \
+    asm volatile(                                                                              \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, 0, 0;\n"                                         \
+        "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" list "}, " a_at ", " b_at \
+        ", add, 1, 1;\n}"                                                                      \
+        : out                                                                                  \
+        : "l"(a), "l"(b));                                                                     \
+  }                                                                                            \
+  template <>                                                                                  \
+  __device__ inline void wgmma_e4m3_few<n>(float(&d)[n / 2], uint64_t a, uint64_t b) {         \
+    asm volatile(                                                                              \
+        "{\n.reg .pred add;\nsetp.eq.b32 add, 0, 0;\n"                                         \
+        "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" list "}, " a_at ", " b_at \
+        ", add, 1, 1;\n}"                                                                      \
+        : in                                                                                   \
+        : "l"(a), "l"(b));                                                                     \
+  }
+#define CADRE_O4 "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+#define CADRE_O8(o)                                                                           \
+  "=f"(d[o]), "=f"(d[o + 1]), "=f"(d[o + 2]), "=f"(d[o + 3]), "=f"(d[o + 4]), "=f"(d[o + 5]), \
+      "=f"(d[o + 6]), "=f"(d[o + 7])
+#define CADRE_D4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define CADRE_O16 CADRE_O8(0), CADRE_O8(8)
+#define CADRE_D16 CADRE_D8(0), CADRE_D8(8)
+#define CADRE_LIST8 "%0, %1, %2, %3, %4, %5, %6, %7"
+
+CADRE_WGMMA_FEW(8, "%0, %1, %2, %3", "%4", "%5", CADRE_O4, CADRE_D4)
+CADRE_WGMMA_FEW(16, CADRE_LIST8, "%8", "%9", CADRE_O8(0), CADRE_D8(0))
+CADRE_WGMMA_FEW(32, CADRE_LIST8 ", %8, %9, %10, %11, %12, %13, %14, %15", "%16", "%17", CADRE_O16,
+                CADRE_D16)
+
+#undef CADRE_LIST8
+#undef CADRE_D16
+#undef CADRE_O16
+#undef CADRE_D4
+#undef CADRE_O8
+#undef CADRE_O4
+#undef CADRE_WGMMA_FEW
 #undef CADRE_WGMMA_E4M3
 #undef CADRE_WGMMA_N256
 #undef CADRE_D32
