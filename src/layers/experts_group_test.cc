@@ -66,8 +66,15 @@ TEST(StagePolicy, OnlyGpusSwitch) {
   EXPECT_EQ(decode_threshold(q), 0);
   q.device = {DeviceType::kCuda, 0};
   EXPECT_GT(decode_threshold(q), 0);
-  q.format = StorageFormat::kFp4;  // batched_mm has no fast kernels for it
+  q.format = StorageFormat::kFp4;
+  q.config.num_experts = 128;
+  q.config.top_k = 8;
+  q.compute_dtype = DType::kF32;  // batched_mm has no fast kernels for it
   EXPECT_EQ(decode_threshold(q), 0);
+  q.compute_dtype = DType::kBF16;
+  EXPECT_EQ(decode_threshold(q), 64);
+  q.config = {.num_experts = 8, .top_k = 2};  // sixteen tokens an expert would read it twice
+  EXPECT_EQ(decode_threshold(q), 32);
   q.format = StorageFormat::kFp8Block;
   q.activation_scheme = ActivationScheme::kDynamic;
   EXPECT_GT(decode_threshold(q), 0);

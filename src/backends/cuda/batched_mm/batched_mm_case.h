@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -45,17 +46,18 @@ struct Case {
   std::optional<StorageFormat> quantized = {};  // else plain weights of `dtype`
   ScaleLayout scales = {};
   ActivationScheme activations = ActivationScheme::kNone;
+  bool aligned_scales = false;  // of each expert, at multiples of 16 bytes
 };
 
 inline std::string describe(const Case& c) {
-  return str_cat("T=", c.tokens, " E=", c.config.num_experts, " k=", c.config.top_k,
-                 " H=", c.config.hidden_size, " I=", c.config.intermediate_size, " ",
-                 name_of(c.dtype), " layout ", static_cast<int>(c.layout), " gate ",
-                 c.config.has_gate, " bias ", c.config.has_bias, " ", name_of(c.bias_dtype),
-                 " ids ", name_of(c.id_dtype), " row gap ", c.row_gap, " seed ", c.seed, " ",
-                 name_of(c.quantized.value_or(*plain_format(c.dtype))), " scales ",
-                 name_of(c.scales.dtype), " ", c.scales.block_rows, " x ", c.scales.block_cols,
-                 " activations ", static_cast<int>(c.activations));
+  return str_cat(
+      "T=", c.tokens, " E=", c.config.num_experts, " k=", c.config.top_k,
+      " H=", c.config.hidden_size, " I=", c.config.intermediate_size, " ", name_of(c.dtype),
+      " layout ", static_cast<int>(c.layout), " gate ", c.config.has_gate, " bias ",
+      c.config.has_bias, " ", name_of(c.bias_dtype), " ids ", name_of(c.id_dtype), " row gap ",
+      c.row_gap, " seed ", c.seed, " ", name_of(c.quantized.value_or(*plain_format(c.dtype))),
+      " scales ", name_of(c.scales.dtype), " ", c.scales.block_rows, " x ", c.scales.block_cols,
+      " activations ", static_cast<int>(c.activations), " aligned scales ", c.aligned_scales);
 }
 
 inline void write_value(char* at, DType dtype, float value) {
@@ -143,6 +145,22 @@ class Data {
     add(host_weights_.up, f.intermediate_size, f.hidden_size, shift);
     add(host_weights_.down, f.hidden_size, f.intermediate_size, -shift);
     for (const auto& memory : memory_) memory->upload();
+  }
+  /// The smallest scale of up and down, as E8M0.
+  int lowest_exponent() const {
+    int lowest = 255;
+    const auto look = [&](const std::vector<ExpertMatrix>& experts, int64_t rows, int64_t cols) {
+      for (const ExpertMatrix& m : experts) {
+        const auto* scales = static_cast<const uint8_t*>(m.scales);
+        for (int64_t i = 0; i < rows * ((cols + 31) / 32); ++i) {
+          lowest = std::min(lowest, static_cast<int>(scales[i]));
+        }
+      }
+    };
+    const ExpertsConfig& f = c_.config;
+    look(host_weights_.up, f.intermediate_size, f.hidden_size);
+    look(host_weights_.down, f.hidden_size, f.intermediate_size);
+    return lowest;
   }
   /// The first scale of an expert's down matrix.
   void set_down_scale(size_t expert, uint8_t code) {
@@ -250,8 +268,9 @@ class Data {
     const int64_t blocks_along =
         c_.scales.block_cols == 0 ? 1 : (k + c_.scales.block_cols - 1) / c_.scales.block_cols;
     const auto scale_bytes = static_cast<int64_t>(size_of(c_.scales.dtype));
-    // Scales of experts and rows of them begin anywhere.
-    const int64_t each_scales = blocks_down * blocks_along + 1;
+    // Scales of experts and rows of them begin anywhere, else.
+    const int64_t blocks = blocks_down * blocks_along;
+    const int64_t each_scales = c_.aligned_scales ? (blocks + 15) / 16 * 16 : blocks + 1;
     auto codes = std::make_unique<Mirror>(static_cast<size_t>(e * each + 16), stream_);
     auto scales =
         std::make_unique<Mirror>(static_cast<size_t>(e * each_scales * scale_bytes), stream_);

@@ -2,6 +2,7 @@
 // memory, repeats and graph replays with other routings.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -221,6 +222,7 @@ Case random_quantized_case(std::mt19937_64& random, const Quantized& quantized) 
     c.config.intermediate_size = sizes[random() % 6];
     c.layout = random() % 2 == 0 ? Layout::kRows : Layout::kUneven;
     if (c.row_gap == 3) c.row_gap = 8;
+    c.aligned_scales = random() % 2 == 0;
   }
   if (c.quantized == StorageFormat::kFp4 && c.layout == Layout::kTransposed) {
     c.layout = Layout::kShifted;
@@ -278,11 +280,11 @@ TEST_F(BatchedMm, QuantizedRepeatsAndReplaysGiveTheSameBits) {
   }
 }
 
-// Scales far above one and far below it, which no single bfloat16 factor makes of FP4's bits.
+// Scales far above one and far below it, down to the code 0, which is a subnormal float32.
 TEST_F(BatchedMm, ExtremeExponents) {
   for (const StorageFormat format : {StorageFormat::kFp4, StorageFormat::kMxFp8}) {
     for (const int64_t tokens : {1, 5, 20}) {
-      for (const int shift : {1, 70, -70, 100}) {
+      for (const int wanted : {1, 70, -70, 100, -100, 127, -127}) {
         Case c;
         c.tokens = tokens;
         c.config = {.num_experts = 4, .hidden_size = 160, .intermediate_size = 96, .top_k = 2};
@@ -290,19 +292,48 @@ TEST_F(BatchedMm, ExtremeExponents) {
         c.config.activation = Activation::kRelu;
         make_quantized(c, format);
         Data data(c, stream());
-        data.shift_exponents(shift);
+        const int lowest = data.lowest_exponent();
+        data.shift_exponents(std::clamp(wanted, -lowest, lowest));
         const auto prepared = backend_->prepare(data.query(), data.weights());
         const auto scratch = workspace(data.query(), c.tokens);
-        data.poison_output();
-        backend_->forward(*prepared, data.tokens(true), *scratch, stream());
-        expect_close(c, data.output(), data.reference());
+        const auto run = [&] {
+          data.poison_output();
+          backend_->forward(*prepared, data.tokens(true), *scratch, stream());
+          return data.output();
+        };
+        expect_close(c, run(), data.reference());
+        if (wanted < 0) {  // h is small
+          data.set_down_scale(0, 254);
+          expect_close(c, run(), data.reference());
+        }
         data.set_down_scale(0, 255);  // NaN: of 32 weights of row 0 of expert 0
-        backend_->forward(*prepared, data.tokens(true), *scratch, stream());
-        const std::vector<double> out = data.output();
+        const std::vector<double> out = run();
         const std::vector<double> reference = data.reference();
         for (size_t i = 0; i < out.size(); ++i) {
           EXPECT_EQ(std::isnan(out[i]), std::isnan(reference[i])) << i;
         }
+      }
+    }
+  }
+}
+
+// Sizes that are multiples of 32 and of no chunk, all ways that tokens come, gates of all kinds.
+TEST_F(BatchedMm, MxSizesAndGates) {
+  int n = 0;
+  for (const StorageFormat format : {StorageFormat::kFp4, StorageFormat::kMxFp8}) {
+    for (const int64_t tokens : {1, 2, 8, 9, 33, 64}) {
+      for (const auto& [h, i] : {std::pair{96, 32}, {288, 160}, {544, 416}, {2080, 64}}) {
+        Case c;
+        c.tokens = tokens;
+        c.seed = static_cast<uint32_t>(++n);
+        c.dtype = n % 3 == 0 ? DType::kF16 : DType::kBF16;
+        c.config = {.num_experts = 3, .hidden_size = h, .intermediate_size = i, .top_k = 2};
+        c.config.has_bias = n % 2 == 0;
+        if (n % 4 == 1) c.config.swiglu_limit = 0.7F;
+        if (n % 5 == 1) c.config.swiglu_alpha = 1.702F;
+        c.aligned_scales = n % 2 == 1;
+        make_quantized(c, format);
+        check(c);
       }
     }
   }

@@ -20,6 +20,16 @@ bool has_codes(const ExpertsQuery& query) {
   return query.activation_scheme == ActivationScheme::kDynamic;
 }
 
+bool is_mx(StorageFormat format) {
+  return format == StorageFormat::kMxFp8 || format == StorageFormat::kFp4;
+}
+
+// Whether activations become float16.
+bool has_halves(const ExpertsQuery& query) {
+  return is_mx(query.format) && query.activation_scheme == ActivationScheme::kNone &&
+         size_of(query.compute_dtype) == 2;
+}
+
 bool is_aligned(const void* data, int64_t row_bytes) {
   return reinterpret_cast<uintptr_t>(data) % kAlignment == 0 && row_bytes % kAlignment == 0;
 }
@@ -58,14 +68,14 @@ bool suits_fast_format(const ExpertsQuery& query) {
       return has_codes(query);
     case StorageFormat::kMxFp8:
     case StorageFormat::kFp4:
-      return false;
+      return has_halves(query);
     default:
       return true;
   }
 }
 
 bool is_fast_size(StorageFormat format, int64_t k) {
-  return row_bytes(format, k) % kAlignment == 0;
+  return is_mx(format) ? k % 32 == 0 : row_bytes(format, k) % kAlignment == 0;
 }
 
 DecodeDevice device_of(const Stream& stream) {
@@ -89,6 +99,10 @@ Fast fast_of(StorageFormat format) {
       return decode_fast_f16;
     case StorageFormat::kBF16:
       return decode_fast_bf16;
+    case StorageFormat::kFp4:
+      return decode_fast_fp4;
+    case StorageFormat::kMxFp8:
+      return decode_fast_mxfp8;
     default:
       return decode_fast_fp8;
   }
@@ -122,6 +136,27 @@ Block block_of(const ExpertsQuery& query, int64_t max_tokens) {
   return {tokens, pairs,
           static_cast<size_t>(pairs * decode_h_stride(c.intermediate_size, element) * element),
           static_cast<size_t>(pairs * c.hidden_size) * sizeof(float)};
+}
+
+// Whole chunks of the kernels' rings.
+constexpr int64_t kHalfRowUnit = 256;
+
+int64_t half_row_bytes(int64_t k) {
+  return (k + kHalfRowUnit - 1) / kHalfRowUnit * kHalfRowUnit * 2;
+}
+
+size_t half_rows_bytes(int64_t rows, int64_t k) {
+  return Workspace::padded(static_cast<size_t>(rows * half_row_bytes(k))) +
+         Workspace::padded(static_cast<size_t>(rows) * sizeof(float));
+}
+
+HalfRows allocate_half_rows(int64_t rows, int64_t k, Workspace& workspace) {
+  HalfRows result;
+  result.stride = half_row_bytes(k);
+  result.data = workspace.allocate(static_cast<size_t>(rows * result.stride));
+  result.factors =
+      static_cast<float*>(workspace.allocate(static_cast<size_t>(rows) * sizeof(float)));
+  return result;
 }
 
 int shift_of(int64_t block, int64_t unit) {
@@ -221,6 +256,10 @@ size_t decode_workspace_bytes(const ExpertsQuery& query, int64_t max_tokens) {
     bytes += activation_codes_bytes(block.tokens, c.hidden_size, kActivationGroup) +
              activation_codes_bytes(block.pairs, c.intermediate_size, kActivationGroup);
   }
+  if (has_halves(query)) {
+    bytes += half_rows_bytes(block.tokens, c.hidden_size) +
+             half_rows_bytes(block.pairs, c.intermediate_size);
+  }
   return bytes;
 }
 
@@ -242,6 +281,11 @@ void decode(const CudaPrepared& prepared, bool is_fast, const RoutedTokens& toke
         allocate_activation_codes(block.tokens, c.hidden_size, kActivationGroup, workspace);
     args.h_codes =
         allocate_activation_codes(block.pairs, c.intermediate_size, kActivationGroup, workspace);
+  }
+  if (has_halves(query)) {
+    const ExpertsConfig& c = query.config;
+    args.x_halves = allocate_half_rows(block.tokens, c.hidden_size, workspace);
+    args.h_halves = allocate_half_rows(block.pairs, c.intermediate_size, workspace);
   }
   const TensorView& x = tokens.hidden_states;
   const auto element = static_cast<int64_t>(size_of(query.compute_dtype));

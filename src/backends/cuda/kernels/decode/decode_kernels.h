@@ -28,6 +28,13 @@ struct DecodeFormat {
 #endif
 };
 
+/// Rows as half_rows.cuh makes them, for the rings: up to whole chunks, zeros at the end.
+struct HalfRows {
+  void* data = nullptr;
+  int64_t stride = 0;  // bytes
+  float* factors = nullptr;
+};
+
 /// One block of tokens, passed to kernels by value. Strides in elements.
 struct DecodeArgs {
   const void* ids = nullptr;  // [num_tokens, top_k]
@@ -61,6 +68,8 @@ struct DecodeArgs {
   DecodeFormat format;
   ActivationCodes x_codes;  // of x and of h, where activations become codes
   ActivationCodes h_codes;
+  HalfRows x_halves;  // of x and of h, where activations become float16
+  HalfRows h_halves;
 };
 
 /// A multiple of the 16 bytes that the fast kernels load at once.
@@ -94,8 +103,16 @@ bool decode_fast_f32(const DecodeArgs& args, const DecodeDevice& device);
 /// k by 128 times a power of two, or all of them.
 bool decode_fast_fp8(const DecodeArgs& args, const DecodeDevice& device);
 
+/// Weights of the format with bf16 or f16 activations, H and I multiples of 32; scales may lie
+/// anywhere, next to each other along k.
+bool decode_fast_fp4(const DecodeArgs& args, const DecodeDevice& device);
+bool decode_fast_mxfp8(const DecodeArgs& args, const DecodeDevice& device);
+
 /// Fills args.x_codes from x, and args.h_codes from the float32 h.
 void make_x_codes(const DecodeArgs& args, const DecodeDevice& device);
 void make_h_codes(const DecodeArgs& args, const DecodeDevice& device);
+/// The same of args.x_halves and args.h_halves, from numbers of the compute dtype.
+void make_x_halves(const DecodeArgs& args, const DecodeDevice& device);
+void make_h_halves(const DecodeArgs& args, const DecodeDevice& device);
 
 }  // namespace cadre::cuda

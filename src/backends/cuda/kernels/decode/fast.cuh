@@ -16,11 +16,14 @@ namespace cadre::cuda {
 
 #ifdef __CUDACC__
 
-/// The first scale of a row of quantised weights.
-__device__ inline const char* scales_at(const DecodeArgs& a, const DeviceMatrix& matrix, int row) {
+/// Where the scales of a row of quantised weights of [rows, k] begin. `readable` is for MX weights.
+__device__ inline RowScales scales_at(const DecodeArgs& a, const DeviceMatrix& matrix, int row,
+                                      int rows, int k) {
   const int64_t block = (row + matrix.scale_row_offset) >> a.format.row_shift;
-  return static_cast<const char*>(matrix.scales) +
-         block * matrix.scale_row_stride * a.format.scale_bytes();
+  const int64_t rest = (rows - 1 - row) * matrix.scale_row_stride;
+  return {static_cast<const char*>(matrix.scales) +
+              block * matrix.scale_row_stride * a.format.scale_bytes(),
+          static_cast<int>(min(rest, int64_t{16}) + (k + 31) / 32)};
 }
 
 /// A share of the rows of h of all entries, in tiles from the share's first row on.
@@ -28,6 +31,7 @@ template <typename Operands, int kM>
 class UpJob {
   using T = typename Operands::Weight;
   using H = typename Operands::H;
+  static constexpr bool kIsMx = is_mx(Operands::kKind);
 
  public:
   __device__ UpJob(const DecodeArgs& a, const Plan& plan)
@@ -64,13 +68,14 @@ class UpJob {
   }
 
   /// Of row r of the tile, the upper half's behind the lower's; null: there is no such row.
-  __device__ const char* scales(int index, int r) const {
+  __device__ RowScales scales(int index, int r) const {
     const Tile tile = tile_at(index);
     const bool is_gate = has_gate_ && r < 8 * kM;
     const int row = has_gate_ ? r % (8 * kM) : r;
-    if (row >= tile.rows) return nullptr;
+    if (row >= tile.rows) return {};
     const DeviceMatrices& matrices = is_gate ? a_.gate : a_.up;
-    return scales_at(a_, matrices.expert<T>(plan_.entry_expert[tile.entry]), tile.row + row);
+    return scales_at(a_, matrices.expert<T>(plan_.entry_expert[tile.entry]), tile.row + row,
+                     a_.intermediate, a_.hidden);
   }
 
   __device__ TileTokens tokens(int index) const {
@@ -78,9 +83,10 @@ class UpJob {
     return {plan_.entry_first[entry], plan_.entry_count[entry]};
   }
 
-  /// By one warp, from the tile's sums in shared memory.
+  /// By one warp, from the tile's sums in shared memory. `factors`: beside MX weights, of the sums
+  /// of each row of tokens.
   template <int kN>
-  __device__ void emit(int index, const float* sums) const {
+  __device__ void emit(int index, const float* sums, const float* factors) const {
     const Tile tile = tile_at(index);
     const int expert = plan_.entry_expert[tile.entry];
     const int first = plan_.entry_first[tile.entry];
@@ -90,16 +96,21 @@ class UpJob {
       const int token = e / (8 * kM);
       int r = e % (8 * kM);
       const float* at = sums + place_of_sum<kN>(r, token);
-      H* h = static_cast<H*>(a_.h) + plan_.pair[first + token] * a_.h_stride + tile.row;
+      const int64_t h = plan_.pair[first + token] * a_.h_stride + tile.row;
+      const float factor = kIsMx ? factors[plan_.row[first + token]] : 1;
 #pragma unroll 1
       for (; r < tile.rows; r += 8 * kM) {  // without a gate, the upper half is rows of its own
         float up = has_gate_ ? at[kUpperHalf] : at[0];
         float gate = has_gate_ ? at[0] : 0;
+        if constexpr (kIsMx) {
+          up = up * factor * kMxUnbias;
+          gate = gate * factor * kMxUnbias;
+        }
         if (a_.up_bias.first.data != nullptr) {
           up += bias_of(a_.up_bias, a_.bias_dtype, expert, tile.row + r);
           if (has_gate_) gate += bias_of(a_.gate_bias, a_.bias_dtype, expert, tile.row + r);
         }
-        h[r] = from_float<H>(apply(a_.gate_function, gate, up));
+        write_number<H>(a_.h, h + r, a_.compute_dtype, apply(a_.gate_function, gate, up));
         at += kUpperHalf;
       }
     }
@@ -156,6 +167,7 @@ class UpJob {
 template <typename Operands, int kM>
 class DownJob {
   using T = typename Operands::Weight;
+  static constexpr bool kIsMx = is_mx(Operands::kKind);
 
  public:
   __device__ DownJob(const DecodeArgs& a, const Plan& plan) : a_(a), plan_(plan) {
@@ -193,10 +205,11 @@ class DownJob {
     return rows;
   }
 
-  __device__ const char* scales(int index, int r) const {
+  __device__ RowScales scales(int index, int r) const {
     const Tile tile = tile_at(index);
-    if (r >= tile.rows) return nullptr;
-    return scales_at(a_, a_.down.expert<T>(plan_.entry_expert[tile.entry]), tile.row + r);
+    if (r >= tile.rows) return {};
+    return scales_at(a_, a_.down.expert<T>(plan_.entry_expert[tile.entry]), tile.row + r, a_.hidden,
+                     a_.intermediate);
   }
 
   __device__ TileTokens tokens(int index) const {
@@ -205,7 +218,7 @@ class DownJob {
   }
 
   template <int kN>
-  __device__ void emit(int index, const float* sums) const {
+  __device__ void emit(int index, const float* sums, const float* factors) const {
     const Tile tile = tile_at(index);
     const int first = plan_.entry_first[tile.entry];
     const int elements = 8 * kM * plan_.entry_count[tile.entry];
@@ -215,8 +228,10 @@ class DownJob {
       const int r = e % (8 * kM);
       const float* at = sums + place_of_sum<kN>(r, token);
       float* to = y + plan_.pair[first + token] * y_stride + (tile.row - begin);
-      if (r < tile.rows) to[r] = at[0];
-      if (8 * kM + r < tile.rows) to[8 * kM + r] = at[kUpperHalf];
+      const float factor = kIsMx ? factors[plan_.row[first + token]] : 1;
+      const auto value = [&](float sum) { return kIsMx ? sum * factor * kMxUnbias : sum; };
+      if (r < tile.rows) to[r] = value(at[0]);
+      if (8 * kM + r < tile.rows) to[8 * kM + r] = value(at[kUpperHalf]);
     }
   }
 
@@ -256,13 +271,38 @@ __device__ inline void touch(const DecodeArgs& a) {
 template <typename Shapes>
 inline constexpr int kMostTokens = std::max(Shapes::kMostTokens, kSmallTokens);
 
-/// Whether a kernel of its own makes codes of the activations, ahead of `up` and of `down`. For one
-/// token each block does.
+/// Whether a kernel of its own makes codes or float16 of the activations, ahead of `up` and of
+/// `down`. For one token, and beside MX weights for few, each block does.
 template <Kind kKind, Size kSize>
-inline constexpr bool kHasCodes = kKind == Kind::kFp8&& kSize != Size::kOne;
+inline constexpr bool kHasCodes = is_mx(kKind) ? kSize == Size::kMany
+                                               : kKind == Kind::kFp8&& kSize != Size::kOne;
 
-__device__ inline TokenRows rows_of(const ActivationCodes& rows) {
+__device__ inline TokenRows rows_of(const ActivationCodes& rows, const float* /*factors*/) {
   return {reinterpret_cast<const char*>(rows.codes), rows.stride, rows.scales, rows.groups};
+}
+/// `factors` in shared memory: load_factors() fills them.
+__device__ inline TokenRows rows_of(const HalfRows& rows, const float* factors) {
+  return {static_cast<const char*>(rows.data), rows.stride, factors};
+}
+__device__ inline void load_factors(const HalfRows& rows, int count, float* factors) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) factors[i] = __ldcg(rows.factors + i);
+}
+/// What a kernel of its own made of x, and of h.
+template <Kind kKind>
+__device__ const auto& prepared_x(const DecodeArgs& a) {
+  if constexpr (is_mx(kKind)) {
+    return a.x_halves;
+  } else {
+    return a.x_codes;
+  }
+}
+template <Kind kKind>
+__device__ const auto& prepared_h(const DecodeArgs& a) {
+  if constexpr (is_mx(kKind)) {
+    return a.h_halves;
+  } else {
+    return a.h_codes;
+  }
 }
 
 template <typename Operands, Size kSize, typename Shape>
@@ -270,11 +310,12 @@ __device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
   constexpr bool kIsPlain = Operands::kKind == Kind::kPlain;
   using Job = UpJob<Operands, Shape::kM>;
   const Job job(a, plan);
+  auto* const factors = reinterpret_cast<float*>(memory + Shape::kBytes);
   const auto x = [&]() -> TokenRows {
     if constexpr (Shape::kIsResident) {
-      return resident_rows<Shape>(memory + Shape::kBytes, 1, a.hidden);
+      return resident_rows<Shape>(memory + Shape::kBytes, a.num_tokens, a.hidden);
     } else if constexpr (kHasCodes<Operands::kKind, kSize>) {
-      return rows_of(a.x_codes);
+      return rows_of(prepared_x<Operands::kKind>(a), factors);
     } else {
       return {static_cast<const char*>(a.x),
               a.x_stride * int64_t{sizeof(typename Operands::Number)}};
@@ -287,20 +328,30 @@ __device__ void up_of(const DecodeArgs& a, const Plan& plan, char* memory) {
     __syncthreads();
   } else if constexpr (!kIsPlain && kHasCodes<Operands::kKind, kSize>) {
     wait_for_previous_kernel();
+    if constexpr (Shape::kIsMx) {
+      load_factors(a.x_halves, a.num_tokens, factors);
+      __syncthreads();
+    }
   }
   stream.run(kSignalLeft);
 }
 
 template <typename Operands, Size kSize>
-__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
+__global__ void __launch_bounds__(kStreamThreads<Operands::kKind>, kSize == Size::kOne ? 2 : 1)
     fast_up(const __grid_constant__ DecodeArgs a) {
   using Shapes = UpShapes<Operands::kKind, kSize>;
   extern __shared__ __align__(128) char memory[];
   touch(a);
   // Before the codes of x are made, the routing is there.
   if constexpr (!kHasCodes<Operands::kKind, kSize>) wait_for_previous_kernel();
-  const Plan plan = build_plan<kStreamThreads>(memory, a, true, kMostTokens<Shapes>);
   char* const ring = memory + plan_bytes(a.num_tokens * a.top_k, a.num_experts);
+  if constexpr (is_mx(Operands::kKind) && !kHasCodes<Operands::kKind, kSize>) {
+    using Shape = typename Shapes::Smallest;
+    copy_rows(a.x, a.x_stride, a.num_tokens, a.hidden,
+              resident_rows<Shape>(ring + Shape::kBytes, a.num_tokens, a.hidden));
+  }
+  const Plan plan =
+      build_plan<kStreamThreads<Operands::kKind>>(memory, a, true, kMostTokens<Shapes>);
   Shapes::with(plan.largest_count,
                [&](auto shape) { up_of<Operands, kSize, decltype(shape)>(a, plan, ring); });
 }
@@ -309,15 +360,17 @@ template <typename Operands, Size kSize, typename Shape>
 __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int behind) {
   using Job = DownJob<Operands, Shape::kM>;
   Job job(a, plan);
-  const auto resident = static_cast<int>(resident_bytes<Shape>(a.top_k, a.intermediate));
+  const int pairs = a.num_tokens * a.top_k;
+  const auto resident = static_cast<int>(resident_bytes<Shape>(pairs, a.intermediate));
+  auto* const factors = reinterpret_cast<float*>(memory + Shape::kBytes);
   if (Shape::kBytes + resident + job.y_bytes() <= behind) {
     job.place_y(reinterpret_cast<float*>(memory + Shape::kBytes + resident));
   }
   const auto h = [&]() -> TokenRows {
     if constexpr (Shape::kIsResident) {
-      return resident_rows<Shape>(memory + Shape::kBytes, a.top_k, a.intermediate);
+      return resident_rows<Shape>(memory + Shape::kBytes, pairs, a.intermediate);
     } else if constexpr (kHasCodes<Operands::kKind, kSize>) {
-      return rows_of(a.h_codes);
+      return rows_of(prepared_h<Operands::kKind>(a), factors);
     } else {
       return {static_cast<const char*>(a.h), a.h_stride * int64_t{sizeof(typename Operands::H)}};
     }
@@ -333,6 +386,9 @@ __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int
   if constexpr (Shape::kIsResident) {
     place_h<Shape>(a, h);
     __syncthreads();
+  } else if constexpr (Shape::kIsMx) {
+    load_factors(a.h_halves, pairs, factors);
+    __syncthreads();
   }
   stream.run(INT_MAX);
   __syncthreads();
@@ -340,13 +396,14 @@ __device__ void down_of(const DecodeArgs& a, const Plan& plan, char* memory, int
 }
 
 template <typename Operands, Size kSize, int kM>
-__global__ void __launch_bounds__(kStreamThreads, kSize == Size::kOne ? 2 : 1)
+__global__ void __launch_bounds__(kStreamThreads<Operands::kKind>, kSize == Size::kOne ? 2 : 1)
     fast_down(const __grid_constant__ DecodeArgs a, int shared_bytes) {
   using Shapes = DownShapes<Operands::kKind, kSize, kM>;
   extern __shared__ __align__(128) char memory[];
   touch(a);
   // The routing is older than `up`, which began when it was there.
-  const Plan plan = build_plan<kStreamThreads>(memory, a, false, kMostTokens<Shapes>);
+  const Plan plan =
+      build_plan<kStreamThreads<Operands::kKind>>(memory, a, false, kMostTokens<Shapes>);
   const int used = static_cast<int>(plan_bytes(a.num_tokens * a.top_k, a.num_experts));
   char* const ring = memory + used;
   const int left = shared_bytes - used;
@@ -361,6 +418,15 @@ void take_shared_memory(Kernel kernel) {
                                         cudaSharedmemCarveoutMaxShared));
 }
 
+template <Kind kKind>
+void prepare_x(const DecodeArgs& a, const DecodeDevice& device) {
+  is_mx(kKind) ? make_x_halves(a, device) : make_x_codes(a, device);
+}
+template <Kind kKind>
+void prepare_h(const DecodeArgs& a, const DecodeDevice& device) {
+  is_mx(kKind) ? make_h_halves(a, device) : make_h_codes(a, device);
+}
+
 /// False when the device has too little shared memory.
 template <typename Operands, Size kSize, int kM>
 bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
@@ -369,9 +435,11 @@ bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
   const size_t plan = plan_bytes(a.num_tokens * a.top_k, a.num_experts);
   using Up = UpShapes<Operands::kKind, kSize>;
   using Down = DownShapes<Operands::kKind, kSize, kM>;
-  const size_t up_bytes = Up::kBytes + resident_bytes<typename Up::Smallest>(1, a.hidden) + plan;
+  const int pairs = a.num_tokens * a.top_k;
+  const size_t up_bytes =
+      Up::kBytes + resident_bytes<typename Up::Smallest>(a.num_tokens, a.hidden) + plan;
   const size_t down_bytes =
-      Down::kBytes + resident_bytes<typename Down::Smallest>(a.top_k, a.intermediate) + plan;
+      Down::kBytes + resident_bytes<typename Down::Smallest>(pairs, a.intermediate) + plan;
   if (std::max(up_bytes, down_bytes) > limit) return false;
   // For what `down` finds, shared or not: the results of all pairs for its columns.
   const size_t columns = (a.hidden + grid - 1) / grid;
@@ -386,11 +454,11 @@ bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
   take_shared_memory(down);
   allow_shared_memory(up, up_bytes);
   allow_shared_memory(down, shared_bytes);
-  if constexpr (kHasCodes<Operands::kKind, kSize>) make_x_codes(a, device);
-  launch("batched_mm fast_up", up, grid, kStreamThreads, up_bytes, stream_of(*device.stream), mode,
-         a);
-  if constexpr (kHasCodes<Operands::kKind, kSize>) make_h_codes(a, device);
-  launch("batched_mm fast_down", down, grid, kStreamThreads, shared_bytes,
+  if constexpr (kHasCodes<Operands::kKind, kSize>) prepare_x<Operands::kKind>(a, device);
+  launch("batched_mm fast_up", up, grid, kStreamThreads<Operands::kKind>, up_bytes,
+         stream_of(*device.stream), mode, a);
+  if constexpr (kHasCodes<Operands::kKind, kSize>) prepare_h<Operands::kKind>(a, device);
+  launch("batched_mm fast_down", down, grid, kStreamThreads<Operands::kKind>, shared_bytes,
          stream_of(*device.stream), mode, a, static_cast<int>(shared_bytes));
   return true;
 }
@@ -404,6 +472,14 @@ bool launch_fast(const DecodeArgs& a, const DecodeDevice& device) {
 
 /// Whether the call may go through Size::kOne: one token is one entry for each slot.
 inline bool is_one(const DecodeArgs& a) { return a.num_tokens == 1 && a.top_k <= 32; }
+
+template <Kind kKind>
+bool launch_fast_mx(const DecodeArgs& a, const DecodeDevice& device) {
+  using Operands = MxOperands<kKind>;
+  if (is_one(a) && launch_fast<Operands, Size::kOne>(a, device)) return true;
+  if (a.num_tokens <= kSmallTokens && launch_fast<Operands, Size::kFew>(a, device)) return true;
+  return launch_fast<Operands, Size::kMany>(a, device);
+}
 
 #endif
 

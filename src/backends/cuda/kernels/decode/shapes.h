@@ -8,8 +8,16 @@
 namespace cadre::cuda {
 
 /// What rows of weights hold, and what their tokens are then: for kPlain numbers of the compute
-/// dtype on both sides, for kFp8 e4m3 codes on both sides.
-enum class Kind { kPlain, kFp8 };
+/// dtype on both sides, for kFp8 e4m3 codes on both sides; for kFp4 and kMxFp8 codes with a scale
+/// for each 32 of k, and tokens as float16 (half_rows.cuh).
+enum class Kind { kPlain, kFp8, kFp4, kMxFp8 };
+
+constexpr bool is_mx(Kind kind) { return kind == Kind::kFp4 || kind == Kind::kMxFp8; }
+
+/// Bytes of a token beside one byte of weights.
+constexpr int token_ratio(Kind kind) {
+  return kind == Kind::kFp4 ? 4 : kind == Kind::kMxFp8 ? 2 : 1;
+}
 
 /// Of k under one scale of a token.
 inline constexpr int kFp8Group = 128;
@@ -17,8 +25,10 @@ inline constexpr int kFp8Group = 128;
 /// A ring of kStages stages for each of kWarps warps. A stage holds kChunk bytes (128 or 256) of
 /// 16 * kM rows of weights, the upper 8 * kM of them a half of their own (up beside gate), and what
 /// belongs to them of kTokens rows of tokens (1, or a multiple of 8). With quantised weights the
-/// scales are there too; and one token is not in the ring, but in shared memory as a whole.
-template <Kind kKind_, int kWarps_, int kM_, int kTokens_, int kChunk_, int kStages_>
+/// scales are there too; and resident tokens (one, by default) are not in the ring, but in shared
+/// memory as a whole.
+template <Kind kKind_, int kWarps_, int kM_, int kTokens_, int kChunk_, int kStages_,
+          bool kIsResident_ = kKind_ != Kind::kPlain&& kTokens_ == 1>
 struct StreamShape {
   static constexpr Kind kKind = kKind_;
   static constexpr int kWarps = kWarps_;
@@ -27,26 +37,35 @@ struct StreamShape {
   static constexpr int kN = (kTokens + 7) / 8;
   static constexpr int kChunk = kChunk_;
   static constexpr int kStages = kStages_;
-  static constexpr bool kIsResident = kKind != Kind::kPlain && kTokens == 1;
+  static constexpr bool kIsResident = kIsResident_;
+  static constexpr bool kIsMx = is_mx(kKind);
   static constexpr int kPieces = kChunk / 16;       // of a row, each 16 bytes
   static constexpr int kRowsAtOnce = 32 / kPieces;  // that a warp copies in one instruction
   static constexpr int kRows = 16 * kM;
   static constexpr int kHalf = 8 * kM;
-  static constexpr int kHalfBytes = kHalf * kChunk;
+  // Rows of MX weights and tokens in a stage lie so that ldmatrix, and a load of 16 bytes by each
+  // lane, meet every bank once.
+  static constexpr int kPitch = kIsMx ? kChunk + 16 : kChunk;
+  static constexpr int kTokenChunk = kChunk * token_ratio(kKind);
+  static constexpr int kTokenPitch = kIsMx ? kTokenChunk + 64 : kTokenChunk;
+  static constexpr int kHalfBytes = kHalf * kPitch;
   // kFp8: a word with the scale and one with its place in the word, for each group of each row.
   static constexpr int kGroups = kChunk / kFp8Group;
   static constexpr int kRowScaleBytes = kKind == Kind::kFp8 ? 8 * kGroups : 0;
   static constexpr int kTokenScaleBytes = kKind == Kind::kFp8 && !kIsResident ? 4 * kGroups : 0;
   static constexpr int kTokensAt = 2 * kHalfBytes;  // in a stage
-  static constexpr int kScalesAt = kTokensAt + (kIsResident ? 0 : kTokens * kChunk);
-  static constexpr int kTokenScalesAt = kScalesAt + kRows * kRowScaleBytes;
+  static constexpr int kScalesAt = kTokensAt + (kIsResident ? 0 : kTokens * kTokenPitch);
+  static constexpr int kTokenScalesAt = kScalesAt + (kIsMx ? 32 * 16 : kRows * kRowScaleBytes);
   static constexpr int kStageBytes = (kTokenScalesAt + kTokens * kTokenScaleBytes + 15) / 16 * 16;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kPartFloats = kM * kN * 4 * 32;
   static constexpr int kPartBytes = kPartFloats * 4;
-  static constexpr int kBytes = kWarps * (kRingBytes + 2 * kPartBytes);
+  // MX: a float32 for each row and group of a stage, of the stage that is multiplied.
+  static constexpr int kMxGroups = kKind == Kind::kFp4 ? kChunk / 16 : kChunk / 32;
+  static constexpr int kMxScaleBytes = kIsMx ? kRows * kMxGroups * 4 : 0;
+  static constexpr int kBytes = kWarps * (kRingBytes + 2 * kPartBytes + kMxScaleBytes);
   // Sums of one output that are kept apart, so that products need not wait for each other.
-  static constexpr int kSets = kM * kN >= 4 ? 1 : 4 / (kM * kN);
+  static constexpr int kSets = kIsMx || kM * kN >= 4 ? 1 : 4 / (kM * kN);
   // The tokens of a stage are too many to be in registers at once: its place is free for the next
   // copies only when all is multiplied.
   static constexpr bool kReadsTokensLate = kKind == Kind::kFp8 && kN >= 4;
@@ -60,8 +79,6 @@ __host__ __device__ constexpr int place_of_sum(int r, int token) {
 }
 inline constexpr int kUpperHalf = 2 * 32;
 
-inline constexpr int kStreamWarps = 8;
-inline constexpr int kStreamThreads = kStreamWarps * 32;
 inline constexpr int kSmallTokens = 8;
 inline constexpr size_t kSharedOfTwo = 226 * 1024;  // Hopper's 228 KiB, less what two blocks cost
 inline constexpr size_t kStaticShared = 1024;       // more than the kernels have
@@ -73,6 +90,12 @@ inline constexpr int kSignalLeft =
 /// first weights. For more, a block has all of the memory; for many, it takes its shape from the
 /// largest number of tokens of an expert.
 enum class Size { kOne, kFew, kMany, kLean };
+
+inline constexpr int kStreamWarps = 8;
+/// Codes of four bits take more instructions for a byte than two warps a scheduler can give.
+inline constexpr int kMxWarps = 12;
+template <Kind kKind>
+inline constexpr int kStreamThreads = (is_mx(kKind) ? kMxWarps : kStreamWarps) * 32;
 
 template <Kind kKind, int kM, int kTokens, int kChunk, int kStages>
 using Shape = StreamShape<kKind, kStreamWarps, kM, kTokens, kChunk, kStages>;
@@ -156,5 +179,39 @@ template <>
 struct DownShapes<Kind::kFp8, Size::kMany, 1> : ManyNarrow<Kind::kFp8, 3> {};
 template <>
 struct DownShapes<Kind::kFp8, Size::kMany, 2> : ManyWide<Kind::kFp8> {};
+
+// Few tokens lie in shared memory as a whole where they fit (kFew), else in the rings (kMany).
+template <Kind kKind, int kM, int kTokens, int kStages, bool kIsResident>
+using MxShape = Choice<StreamShape<kKind, kMxWarps, kM, kTokens, 128, kStages, kIsResident>>;
+
+template <Kind kKind>
+requires(is_mx(kKind)) struct UpShapes<kKind, Size::kOne> : MxShape<kKind, 1, 1, 3, true> {
+};
+template <Kind kKind>
+requires(is_mx(kKind)) struct DownShapes<kKind, Size::kOne, 1> : MxShape<kKind, 1, 1, 2, true> {
+};
+template <Kind kKind>
+requires(is_mx(kKind)) struct DownShapes<kKind, Size::kOne, 2> : MxShape<kKind, 2, 1, 2, true> {
+};
+template <Kind kKind>
+requires(is_mx(kKind)) struct UpShapes<kKind, Size::kFew> : MxShape<kKind, 2, 8, 2, true> {
+};
+template <Kind kKind>
+requires(is_mx(kKind)) struct DownShapes<kKind, Size::kFew, 1> : MxShape<kKind, 1, 8, 3, true> {
+};
+template <Kind kKind>
+requires(is_mx(kKind)) struct DownShapes<kKind, Size::kFew, 2> : MxShape<kKind, 2, 8, 2, true> {
+};
+template <Kind kKind>
+requires(is_mx(kKind)) struct UpShapes<kKind, Size::kMany>
+    : Choice<StreamShape<kKind, 9, 2, 8, 128, 2, false>> {
+};
+template <Kind kKind>
+requires(is_mx(kKind)) struct DownShapes<kKind, Size::kMany, 1> : MxShape<kKind, 1, 8, 2, false> {
+};
+template <Kind kKind>
+requires(is_mx(kKind)) struct DownShapes<kKind, Size::kMany, 2>
+    : Choice<StreamShape<kKind, 9, 2, 8, 128, 2, false>> {
+};
 
 }  // namespace cadre::cuda

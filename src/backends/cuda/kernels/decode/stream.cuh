@@ -4,6 +4,7 @@
 // parts, added in the order of warps at the end. All of it is a function of the routed ids.
 #pragma once
 
+#include "backends/cuda/kernels/decode/mx.cuh"
 #include "backends/cuda/kernels/decode/operands.cuh"
 #include "backends/cuda/kernels/decode/plan.cuh"
 #include "backends/cuda/kernels/decode/shapes.h"
@@ -27,12 +28,12 @@ struct TileRows {
   int high_rows;
 };
 
-/// The matrix that all tiles multiply: rows of x or h. Of one token in shared memory, as
-/// resident.cuh writes them: up to a multiple of the chunk, zeros at the end.
+/// The matrix that all tiles multiply: rows of x or h. In shared memory, as resident.cuh writes
+/// them: up to a multiple of the chunk, zeros at the end.
 struct TokenRows {
   const char* data;
   int64_t stride;                 // bytes
-  const float* scales = nullptr;  // of e4m3 codes
+  const float* scales = nullptr;  // of e4m3 codes; beside MX weights, of the sums of each row
   int64_t scale_stride = 0;
 };
 
@@ -48,17 +49,17 @@ class WeightStream {
         plan_(plan),
         job_(job),
         tokens_(tokens),
-        pieces_(k * static_cast<int>(sizeof(typename Operands::Weight)) / 16),
+        pieces_(row_pieces<Operands>(k)),
         chunks_((pieces_ + Shape::kPieces - 1) / Shape::kPieces),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
         lane_row_(lane_ / Shape::kPieces),
         lane_piece_(lane_ % Shape::kPieces),
-        groups_((k + kFp8Group - 1) / kFp8Group),
+        groups_((k + kGroup - 1) / kGroup),
         memory_(memory),
         ring_(memory + warp_ * Shape::kRingBytes) {
-    copies_to_ =
-        shared_address(ring_) + lane_row_ * Shape::kChunk + place_in_row(lane_piece_, lane_row_);
+    copies_to_ = shared_address(ring_) + lane_row_ * Shape::kPitch +
+                 (kIsMx ? lane_piece_ * 16 : place_in_row(lane_piece_, lane_row_));
     begin_ = begin_of(min(warp_, Shape::kWarps));  // warps beyond the shape's have no share
     end_ = begin_of(min(warp_ + 1, Shape::kWarps));
     copied_ = {begin_.tile, begin_.chunk, true,
@@ -67,6 +68,7 @@ class WeightStream {
 
   /// Starts the copies of the first weights.
   __device__ void start_weights() {
+    if constexpr (kIsMx) return start_mx(false);
     Cursor at = copied_;
 #pragma unroll 1
     for (int s = 0; s < Shape::kStages && at.left > 0; ++s) {
@@ -78,6 +80,7 @@ class WeightStream {
 
   /// The same, a stage at a time: what is on its way delays what other blocks wait for.
   __device__ void start_weights_slowly() {
+    if constexpr (kIsMx) return start_mx(true);
     Cursor at = copied_;
 #pragma unroll 1
     for (int s = 0; s < Shape::kStages && at.left > 0; ++s) {
@@ -98,6 +101,22 @@ class WeightStream {
  private:
   static constexpr Kind kKind = Shape::kKind;
   static_assert(kKind == Operands::kKind);
+  static constexpr bool kIsMx = Shape::kIsMx;
+  static constexpr int kGroup = kIsMx ? 32 : kFp8Group;  // of k, with a scale
+
+  __device__ void start_mx(bool slowly) {
+    Cursor at = copied_;
+#pragma unroll 1
+    for (int s = 0; s < Shape::kStages; ++s) {
+      if (slowly) wait_copies<0>();
+      if (at.left > 0) {
+        copy_weights(s, at);
+        at.next(chunks_);
+      }
+      if (Shape::kIsResident) commit_copies();
+    }
+    if (!Shape::kIsResident) commit_copies();
+  }
 
   struct Place {
     int tile;
@@ -149,8 +168,8 @@ class WeightStream {
     if (is_full_ && (at.chunk + 1) * Shape::kPieces <= pieces_) {
 #pragma unroll
       for (int r = 0; r < Shape::kHalf; r += Shape::kRowsAtOnce) {
-        copy_piece(to + r * Shape::kChunk, low);
-        copy_piece(to + (Shape::kHalf + r) * Shape::kChunk, high);
+        copy_piece(to + r * Shape::kPitch, low);
+        copy_piece(to + (Shape::kHalf + r) * Shape::kPitch, high);
         low += step_;
         high += step_;
       }
@@ -158,8 +177,8 @@ class WeightStream {
       const int bytes = piece_bytes(at.chunk);
 #pragma unroll
       for (int r = 0; r < Shape::kHalf; r += Shape::kRowsAtOnce) {
-        if (r < low_rows_) copy_piece(to + r * Shape::kChunk, low, bytes);
-        if (r < high_rows_) copy_piece(to + (Shape::kHalf + r) * Shape::kChunk, high, bytes);
+        if (r < low_rows_) copy_piece(to + r * Shape::kPitch, low, bytes);
+        if (r < high_rows_) copy_piece(to + (Shape::kHalf + r) * Shape::kPitch, high, bytes);
         low += step_;
         high += step_;
       }
@@ -167,10 +186,15 @@ class WeightStream {
     low_ += Shape::kChunk;
     high_ += Shape::kChunk;
     if constexpr (kKind != Kind::kPlain) {
-      if (at.is_new) scales_of_row_ = job_.scales(at.tile, lane_ % Shape::kRows);
+      if (at.is_new) row_scales_ = job_.scales(at.tile, lane_ % Shape::kRows);
       const uint32_t scales_to =
           shared_address(ring_) + stage * Shape::kStageBytes + Shape::kScalesAt;
-      if (scales_of_row_ != nullptr) copy_scales(scales_to, at.chunk);
+      if (row_scales_.at == nullptr) return;
+      if constexpr (kIsMx) {
+        MxScales<Shape>::copy(scales_to + lane_ * 16, row_scales_, at.chunk);
+      } else {
+        copy_scales(scales_to, at.chunk);
+      }
     }
   }
 
@@ -185,7 +209,7 @@ class WeightStream {
     for (int g = lane_ / Shape::kRows; g < Shape::kGroups; g += 32 / Shape::kRows) {
       const int group = chunk * Shape::kGroups + g;
       const char* const from =
-          scales_of_row_ + (group >> args_.format.col_shift) * args_.format.scale_bytes();
+          row_scales_.at + (group >> args_.format.col_shift) * args_.format.scale_bytes();
       const uint32_t slot = to + (g * Shape::kRows + lane_ % Shape::kRows) * 8;
       if (!args_.format.is_e8m0) {
         copy_word(slot, from, group < groups_ ? 4 : 0);
@@ -206,8 +230,29 @@ class WeightStream {
            lane_piece_ * 16;
   }
 
+  // Rows beside MX weights are as long as whole chunks.
+  __device__ void copy_mx_tokens(int stage, const Cursor& at) {
+    constexpr int kPieces = Shape::kTokenChunk / 16;
+    static_assert(kPieces <= 32);
+    if (at.is_new) {
+      const TileTokens tokens = job_.tokens(at.tile);
+      first_ = tokens.first;
+      count_ = tokens.count;
+    }
+    const int piece = lane_ % kPieces;
+    const uint32_t to = shared_address(ring_) + stage * Shape::kStageBytes + Shape::kTokensAt;
+    const char* const from = tokens_.data + at.chunk * Shape::kTokenChunk + piece * 16;
+#pragma unroll 2
+    for (int n = lane_ / kPieces; n < count_; n += 32 / kPieces) {
+      copy_piece(to + n * Shape::kTokenPitch + piece * 16,
+                 from + plan_.row[first_ + n] * tokens_.stride);
+    }
+  }
+
   __device__ void copy_tokens(int stage, const Cursor& at) {
-    if constexpr (!Shape::kIsResident) {
+    if constexpr (!Shape::kIsResident && kIsMx) {
+      copy_mx_tokens(stage, at);
+    } else if constexpr (!Shape::kIsResident) {
       if (at.is_new) {
         const TileTokens tokens = job_.tokens(at.tile);
         first_ = tokens.first;
@@ -251,7 +296,6 @@ class WeightStream {
     }
   }
 
-  using ThisStage = Stage<Operands, Shape>;
   using Sums = TileSums<Shape>;
 
   __device__ StageView view_of(int stage, const Cursor& at, const TileTokens& tokens) const {
@@ -268,6 +312,77 @@ class WeightStream {
       view.token_scales = tokens_.scales + row * tokens_.scale_stride + at.chunk * Shape::kGroups;
     }
     return view;
+  }
+
+  // Where this lane reads tokens of a tile; of a stage in the ring, or of whole rows.
+  __device__ void find_mx_tokens(const TileTokens& tokens, uint32_t (&at)[Shape::kN]) const {
+    const uint32_t begin = shared_address(Shape::kIsResident ? tokens_.data : ring_) +
+                           (Shape::kIsResident ? 0 : Shape::kTokensAt) + lane_ % 4 * 16;
+#pragma unroll
+    for (int n = 0; n < Shape::kN; ++n) {
+      const int token = 8 * n + lane_ / 4;
+      if constexpr (Shape::kIsResident) {
+        const int row = plan_.row[tokens.first + min(token, tokens.count - 1)];
+        at[n] = begin + row * static_cast<uint32_t>(tokens_.stride);
+      } else {
+        at[n] = begin + token * Shape::kTokenPitch;
+      }
+    }
+  }
+
+  // The next stage, and the copies that take its place.
+  __device__ void step_mx(int stage, const Cursor& at, int count,
+                          const uint32_t (&tokens)[Shape::kN], int signal_left, Sums& sums) {
+    const uint32_t scales = shared_address(memory_) +
+                            Shape::kWarps * (Shape::kRingBytes + 2 * Shape::kPartBytes) +
+                            warp_ * Shape::kMxScaleBytes;
+    uint32_t from[Shape::kN];
+#pragma unroll
+    for (int n = 0; n < Shape::kN; ++n) {
+      from[n] = tokens[n] +
+                (Shape::kIsResident ? at.chunk * Shape::kTokenChunk : stage * Shape::kStageBytes);
+    }
+    wait_copies<Shape::kStages - 1>();
+    __syncwarp();  // all lanes' copies have landed, and all have read the scales before these
+    MxStage<Shape> values;
+    const uint32_t begin = shared_address(ring_) + stage * Shape::kStageBytes;
+    MxScales<Shape>::decode(begin + Shape::kScalesAt + lane_ * 16, scales, at.chunk, groups_);
+    values.load(begin);
+    __syncwarp();
+    if (copied_.left > 0) {
+      copy_weights(stage, copied_);
+    }
+    values.multiply(scales, from, count, sums);
+    if constexpr (!Shape::kIsResident) __syncwarp();  // all lanes have read tokens
+    if (copied_.left > 0) {
+      copy_tokens(stage, copied_);
+      copied_.next(chunks_);
+      if (copied_.left == signal_left) let_next_kernel_start();
+    }
+    commit_copies();
+  }
+
+  // The same of other kinds.
+  __device__ void step(int stage, const Cursor& at, const TileTokens& tokens, int signal_left,
+                       Sums (&sums)[Shape::kSets]) {
+    Stage<Operands, Shape> values;
+    wait_copies<Shape::kStages - 1>();
+    __syncwarp();  // all lanes' copies have landed
+    const StageView view = view_of(stage, at, tokens);
+    values.load(args_, view);
+    if constexpr (Shape::kReadsTokensLate) values.multiply(view, sums);
+    __syncwarp();  // all lanes have read
+    if (copied_.left > 0) {
+      copy_weights(stage, copied_);
+      copy_tokens(stage, copied_);
+      copied_.next(chunks_);
+      if (copied_.left == signal_left) let_next_kernel_start();
+    }
+    commit_copies();
+    if constexpr (!Shape::kReadsTokensLate) {
+      __syncwarp();  // tensor cores want all lanes, which the copies may have led apart
+      values.multiply(view, sums);
+    }
   }
 
   template <typename Do>
@@ -300,41 +415,30 @@ class WeightStream {
         copy_tokens(s, copied_);
         copied_.next(chunks_);
       }
-      commit_copies();
+      if (!(kIsMx && Shape::kIsResident)) commit_copies();  // there start_mx() has
     }
     if (copied_.left <= signal_left) let_next_kernel_start();
     Sums sums[Shape::kSets];
     bool is_begun_by_other = begin_.chunk != 0;
     TileTokens tokens = {};
+    uint32_t mx_tokens[Shape::kN] = {};
     int stage = 0;
 #pragma unroll 1
     while (at.left > 0) {
       if (at.is_new) {
         tokens = job_.tokens(at.tile);
+        if constexpr (kIsMx) find_mx_tokens(tokens, mx_tokens);
 #pragma unroll
         for (int s = 0; s < Shape::kSets; ++s) {
           for_each_sum([&](int i, int n, int c, int) { sums[s][i][n][c] = 0; });
         }
       }
-      ThisStage values;
-      wait_copies<Shape::kStages - 1>();
-      __syncwarp();  // all lanes' copies have landed
-      const StageView view = view_of(stage, at, tokens);
-      values.load(args_, view);
-      if constexpr (Shape::kReadsTokensLate) values.multiply(view, sums);
-      __syncwarp();  // all lanes have read
-      if (copied_.left > 0) {
-        copy_weights(stage, copied_);
-        copy_tokens(stage, copied_);
-        copied_.next(chunks_);
-        if (copied_.left == signal_left) let_next_kernel_start();
+      if constexpr (kIsMx) {
+        step_mx(stage, at, tokens.count, mx_tokens, signal_left, sums[0]);
+      } else {
+        step(stage, at, tokens, signal_left, sums);
       }
-      commit_copies();
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-      if constexpr (!Shape::kReadsTokensLate) {
-        __syncwarp();  // tensor cores want all lanes, which the copies may have led apart
-        values.multiply(view, sums);
-      }
       const int tile = at.tile;
       at.next(chunks_);
       if (!at.is_new && at.left > 0) continue;
@@ -346,7 +450,7 @@ class WeightStream {
       store_part(to, sums[0]);
       if (at.is_new && !is_begun_by_other) {
         __syncwarp();
-        job_.template emit<Shape::kN>(tile, to);
+        job_.template emit<Shape::kN>(tile, to, tokens_.scales);
         __syncwarp();
       }
       is_begun_by_other = false;
@@ -373,7 +477,7 @@ class WeightStream {
     }
     store_part(part(warp_, 0), sums);
     __syncwarp();
-    job_.template emit<Shape::kN>(begin_.tile, part(warp_, 0));
+    job_.template emit<Shape::kN>(begin_.tile, part(warp_, 0), tokens_.scales);
   }
 
   const DecodeArgs& args_;
@@ -401,7 +505,7 @@ class WeightStream {
   bool is_full_ = false;
   int first_ = 0;
   int count_ = 0;
-  const char* scales_of_row_ = nullptr;  // of the tile's row lane % kRows; null: no such row
+  RowScales row_scales_ = {};  // of the tile's row lane % kRows; null: no such row
   const char* kept_[kKeepsTokens ? kTokenCopies : 1] = {};
 };
 
