@@ -22,8 +22,8 @@ __device__ inline BoxScales scales_of_box(const FewParams& p, const FewPiece& pi
   return scales;
 }
 
-/// All of gate and up come before those of down, so that whoever waits for h waits for pieces that
-/// others have begun.
+/// But its scales. All of gate and up come before those of down, so that whoever waits for h waits
+/// for pieces that others have begun.
 __device__ inline FewPiece find_piece(const FewParams& p, const Plan& plan, int32_t item) {
   FewPiece piece = {};
   const int32_t ups = plan.num_entries * p.up_tiles;
@@ -47,31 +47,42 @@ __device__ inline FewPiece find_piece(const FewParams& p, const Plan& plan, int3
   piece.expert = plan.entry_expert[piece.entry];
   piece.first = plan.entry_first[piece.entry];
   piece.count = plan.entry_count[piece.entry];
-  for (int box = 0; box < 2; ++box) piece.scales[box] = scales_of_box(p, piece, box);
   return piece;
 }
 
-/// One thread. Numbers are taken from a counter that the kernel before has cleared before this one
-/// began.
-__device__ inline void take_pieces(const FewParams& p, const Plan& plan, FewShared& shared) {
+/// The number of another piece. One thread; the counter has been cleared before this kernel began.
+__device__ inline int32_t take_number(const FewParams& p) {
+  return static_cast<int32_t>(atomicAdd(p.few.counters, 1u));
+}
+
+/// One thread. `item` is the number of the first piece.
+__device__ inline void take_pieces(const FewParams& p, const Plan& plan, FewShared& shared,
+                                   int32_t item) {
+  const int32_t total = plan.num_entries * (p.up_tiles + p.down_tiles * p.few.parts);
+  const int32_t near_end = total - 2 * static_cast<int32_t>(gridDim.x);
   for (int32_t i = 0;; ++i) {
-    const FewPiece piece = find_piece(p, plan, static_cast<int32_t>(atomicAdd(p.few.counters, 1u)));
-    shared.mails[i % kFewMails] = piece;
+    FewPiece& piece = shared.mails[i % kFewMails];
+    piece = find_piece(p, plan, item);
+    const int32_t stages = piece.stages;
     ptx::arrive(ptx::shared_address(&shared.mail_there[i % kFewMails]));
-    if (piece.stages == 0) return;
-    const int32_t taken = piece.stages < kFewStagesLeft ? i - 1 : i;
-    if (taken < 0) continue;
-    ptx::wait(ptx::shared_address(&shared.mail_taken[taken % kFewMails]),
-              static_cast<uint32_t>(taken / kFewMails % 2));
+    if (stages == 0) return;
+    // Two pieces ahead where they are short, but not of the last ones.
+    const int32_t taken = stages < kFewStagesLeft && item < near_end ? i - 1 : i;
+    if (taken >= 0) {
+      ptx::wait(ptx::shared_address(&shared.mail_taken[taken % kFewMails]),
+                static_cast<uint32_t>(taken / kFewMails % 2));
+    }
+    item = take_number(p);
   }
 }
 
-/// One thread: waits for h of the pieces of down, ahead of the loader of tokens: an answer takes 1
-/// to 3 us while weights stream.
+/// One thread: finds the scales of a piece and waits for its h, ahead of the loader of tokens (an
+/// answer takes 1 to 3 us while weights stream) and beside the one of weights.
 __device__ inline void watch_h(const FewParams& p, FewShared& shared) {
   for (int32_t i = 0;; ++i) {
-    const FewPiece& piece = receive_piece(shared, i);
+    FewPiece& piece = receive_piece(shared, i);
     if (piece.stages == 0) return;
+    for (int box = 0; box < 2; ++box) piece.scales[box] = scales_of_box(p, piece, box);
     if (piece.down) {
       const uint32_t* const tiles = p.few.counters + 1 + piece.entry;
       while (ptx::load_acquire(tiles) < static_cast<uint32_t>(p.up_tiles)) {
@@ -83,27 +94,31 @@ __device__ inline void watch_h(const FewParams& p, FewShared& shared) {
 
 /// One thread.
 __device__ inline void load_few_weights(const FewParams& p, FewShared& shared, uint32_t stages) {
+  const uint64_t once = ptx::evict_first_policy();
   FewRing ring;
   for (int32_t i = 0;; ++i) {
-    const FewPiece piece = receive_piece(shared, i);
-    if (piece.stages == 0) return;
+    const FewPiece& piece = receive_piece(shared, i);
+    const int32_t count = piece.stages, row = piece.row, expert = piece.expert;
+    const int32_t block = piece.block, blocks = piece.blocks;
+    const bool down = piece.down;
+    if (count == 0) return;
     const bool gated = p.few.args.gate_function.has_gate;
-    const CUtensorMap* const first = piece.down ? &p.few.down : gated ? &p.few.gate : &p.few.up;
-    const CUtensorMap* const second = piece.down ? &p.few.down : &p.few.up;
-    for (int32_t t = 0; t < piece.stages; ++t, ring.advance()) {
+    const CUtensorMap* const first = down ? &p.few.down : gated ? &p.few.gate : &p.few.up;
+    const CUtensorMap* const second = down ? &p.few.down : &p.few.up;
+    for (int32_t t = 0; t < count; ++t, ring.advance()) {
       const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);
       const uint32_t to = stages + static_cast<uint32_t>(ring.stage) * kFewStageBytes;
-      const bool two = piece.down ? 2 * t + 1 < piece.blocks : gated;
-      const int32_t k = (piece.block + (piece.down ? 2 * t : t)) * kFp8TileK;
+      const bool two = down ? 2 * t + 1 < blocks : gated;
+      const int32_t k = (block + (down ? 2 * t : t)) * kFp8TileK;
       ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
-      if (t == max(0, piece.stages - kFewStagesLeft)) {
+      if (t == max(0, count - kFewStagesLeft)) {
         ptx::arrive(ptx::shared_address(&shared.mail_taken[i % kFewMails]));
       }
       ptx::arrive_expect_bytes(full, (two ? 2 : 1) * kFewBoxBytes);
-      ptx::load_3d(to, first, k, piece.row, piece.expert, full);
+      ptx::load_3d(to, first, k, row, expert, full, once);
       if (two) {
-        const int32_t second_k = piece.down ? k + kFp8TileK : k;
-        ptx::load_3d(to + kFewBoxBytes, second, second_k, piece.row, piece.expert, full);
+        const int32_t second_k = down ? k + kFp8TileK : k;
+        ptx::load_3d(to + kFewBoxBytes, second, second_k, row, expert, full, once);
       }
     }
   }
@@ -159,14 +174,13 @@ __device__ inline void load_few_tokens(const FewParams& p, const Plan& plan, Few
     const int32_t count = piece.stages;
     if (count == 0) return;
     const FewTokens tokens(p, plan, piece);
+    const bool down = piece.down;
+    const int32_t blocks = piece.blocks;
+    wait_for_scales_and_h(shared, i);
     const BoxScales box = piece.scales[lane / 2 % 2];
     const char* scale = box.first + (lane % 2 == 0 ? 0 : box.second);
     const uint32_t second =
         2 * kFewBoxBytes + static_cast<uint32_t>(few_columns(piece.count) * kFp8TileK);
-    const bool down = piece.down;
-    const int32_t blocks = piece.blocks;
-    ptx::wait(ptx::shared_address(&shared.h_there[i % kFewMails]),
-              static_cast<uint32_t>(i / kFewMails % 2));
     for (int32_t t = 0; t < count; ++t, ring.advance()) {
       const uint32_t to = stages + static_cast<uint32_t>(ring.stage) * kFewStageBytes;
       FewScales& scales = shared.scales[ring.stage];

@@ -150,6 +150,7 @@ __device__ void consume_few(const FewParams& p, const Plan& plan, FewShared& sha
   for (int32_t i = 0;; ++i) {
     const FewPiece& piece = receive_piece(shared, i);
     if (piece.stages == 0) return;
+    wait_for_scales_and_h(shared, i);
     const int32_t columns = few_columns(piece.count);
     if (columns == 8) {
       consume_piece<8>(p, plan, piece, shared, stages, staging, ring);
@@ -175,12 +176,19 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   extern __shared__ __align__(1024) char few_memory[];  // the swizzle counts from multiples of 1024
   const uint32_t stages = ptx::shared_address(few_memory);
   FewShared& shared = *reinterpret_cast<FewShared*>(few_memory + kStagingEnd);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const bool leader = threadIdx.x % 32 == 0;
+  int32_t first_item = 0;
   if (threadIdx.x == 0) init_barriers(shared);
+  if (warp == kFewConsumerWarps && leader) {
+    ptx::prefetch_map(&p.few.gate);
+    ptx::prefetch_map(&p.few.up);
+    ptx::prefetch_map(&p.few.down);
+  }
+  if (warp == kFewConsumerWarps + 3 && leader) first_item = take_number(p);
   ptx::launch_dependents();
   const Plan plan =
       build_plan<kFewThreads>(few_memory + kPlanBegin, p.few.args, true, kMaxFewTokens);
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  const bool leader = threadIdx.x % 32 == 0;
   switch (warp - kFewConsumerWarps) {
     case 0:
       if (leader) load_few_weights(p, shared, stages);
@@ -192,7 +200,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
       if (leader) announce_pieces(p, shared);
       break;
     case 3:
-      if (leader) take_pieces(p, plan, shared);
+      if (leader) take_pieces(p, plan, shared, first_item);
       break;
     case 4:
       if (leader) watch_h(p, shared);

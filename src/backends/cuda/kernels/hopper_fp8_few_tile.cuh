@@ -10,7 +10,7 @@
 
 namespace cadre::cuda::hopper {
 
-inline constexpr int kFewStages = 4;
+inline constexpr int kFewStages = 3;
 inline constexpr int kFewConsumers = 2;  // warpgroups
 inline constexpr int kFewConsumerWarps = 4 * kFewConsumers;
 inline constexpr int kFewLoaderWarps = 5;
@@ -67,7 +67,7 @@ struct FewShared {
   uint64_t empty[kFewStages];
   uint64_t mail_there[kFewMails];
   uint64_t mail_taken[kFewMails];  // the loader of weights is about to be done with it
-  uint64_t h_there[kFewMails];     // what the piece multiplies
+  uint64_t h_there[kFewMails];     // what the piece multiplies; its scales are known
   uint64_t written[2];             // results of a piece
   uint64_t announced[2];
   FewPiece mails[kFewMails];
@@ -94,11 +94,16 @@ __device__ inline int32_t few_columns(int32_t count) {
   return count <= 8 ? 8 : count <= 16 ? 16 : 32;
 }
 
-/// The CTA's i-th piece, which take_pieces() wrote.
-__device__ inline const FewPiece& receive_piece(FewShared& shared, int32_t i) {
+/// The CTA's i-th piece, which take_pieces() wrote; its scales are there when its h is.
+__device__ inline FewPiece& receive_piece(FewShared& shared, int32_t i) {
   ptx::wait(ptx::shared_address(&shared.mail_there[i % kFewMails]),
             static_cast<uint32_t>(i / kFewMails % 2));
   return shared.mails[i % kFewMails];
+}
+
+__device__ inline void wait_for_scales_and_h(FewShared& shared, int32_t i) {
+  ptx::wait(ptx::shared_address(&shared.h_there[i % kFewMails]),
+            static_cast<uint32_t>(i / kFewMails % 2));
 }
 
 struct FewRing {

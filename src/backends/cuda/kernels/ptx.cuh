@@ -109,6 +109,26 @@ __device__ inline void load_3d(uint32_t to, const CUtensorMap* map, int32_t x, i
       : "memory");
 }
 
+/// For a map that is about to be used.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// Of what is read once: it leaves L2 before all else.
+__device__ inline uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ inline void load_3d(uint32_t to, const CUtensorMap* map, int32_t x, int32_t y, int32_t z,
+                               uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy)
+      : "memory");
+}
+
 /// To the same place in every CTA of `ctas` (a bit each), telling the same barrier of each.
 __device__ inline void multicast_2d(uint32_t to, const CUtensorMap* map, int32_t x, int32_t y,
                                     uint32_t barrier, uint16_t ctas) {
