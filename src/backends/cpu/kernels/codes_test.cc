@@ -58,7 +58,7 @@ std::vector<float> product(const KernelTable& table, Element type, bool decodes,
   const std::vector<char> rows = rows_of(table, x);
   if (!decodes) {
     table.multiply_codes({rows.data(), num_rows, k, piece, codes.data(), type, row_scales.data(),
-                          column_scales.data(), acc.data(), true, 0});
+                          column_scales.data(), acc.data(), true});
     return acc;
   }
   alignas(64) static char panel[kPanelBytes];

@@ -264,16 +264,18 @@ struct CodesArgs {
   const float* column_scales;  // [pieces, kPanelColumns]
   float* acc;                  // [num_rows, kPanelColumns]
   bool first;                  // overwrite acc instead of adding
-  // What is fetched meanwhile, a line for each line of codes: what lies so many bytes behind it,
-  // or, where there are fetch_rows, one line of each of kPanelColumns rows, then the next of each.
-  int64_t fetch_ahead;
+  // What is fetched meanwhile, a line for each line of codes: of packed weights those of the next
+  // 16 KiB, or one line of each of kPanelColumns rows, then the next of each.
+  bool fetches_next_block = false;
   const char* const* fetch_rows = nullptr;  // [kPanelColumns]; fetch_ahead is added
+  int64_t fetch_ahead = 0;
 };
 
 /// Scales of e8m0, four in a word of each column, to floats.
 struct ExpandScalesArgs {
-  const void* words;  // [kPanelColumns]
-  float* scales;      // [4, kPanelColumns]
+  const void* words;    // [kPanelColumns]
+  float* scales;        // [4, kPanelColumns]
+  int fetch_words = 0;  // rows of words from here on for which lines are fetched as in CodesArgs
 };
 
 /// A row to e4m3 as quant/activations.h says, bit for bit; codes become bfloat16, which holds them

@@ -113,8 +113,6 @@ class QuantizedProduct {
   }
 
  private:
-  static constexpr int64_t kAheadOfFew = 8192;  // as for plain weights (direct_product.cc)
-
   bool is_few() const { return rows_.count <= kernels_.max_code_rows; }
   int per_word() const { return codes_per_word(type_); }
   int64_t word_offset(int k) const { return k / per_word() * int64_t{kPanelColumns} * 4; }
@@ -133,6 +131,13 @@ class QuantizedProduct {
     return static_cast<int>(piece);
   }
 
+  // Rows of words that a packed panel begins with: what they stand for in the next block is wanted
+  // soon, and most of them are read later than that.
+  int words_to_fetch() const {
+    if (!is_few() || parts_.packed == nullptr || k0_ != 0) return 0;
+    return static_cast<int>((k_ + kChunk - 1) / kChunk);
+  }
+
   void begin_chunk() {
     const int64_t chunk = k0_ / kChunk;
     if (parts_.packed != nullptr) {
@@ -144,7 +149,7 @@ class QuantizedProduct {
       if (in_words_) gather_scale_words();
       codes_ = scratch_.codes;
     }
-    if (in_words_) kernels_.expand_scales({words_, word_scales_});
+    if (in_words_) kernels_.expand_scales({words_, word_scales_, words_to_fetch()});
   }
 
   // Few rows: what comes two chunks later is fetched during the product.
@@ -249,10 +254,10 @@ class QuantizedProduct {
     float* acc = scratch_.acc + int64_t{first_row} * kPanelColumns;
     const int k = pieces.end - pieces.begin;
     if (num_rows <= kernels_.max_code_rows) {
-      CodesArgs args{x,          num_rows,       k,   size,      codes,      type_,
-                     row_scales, column_scales_, acc, is_first_, kAheadOfFew};
+      CodesArgs args{x,          num_rows,       k,   size,     codes, type_,
+                     row_scales, column_scales_, acc, is_first_};
+      args.fetches_next_block = parts_.packed != nullptr;
       if (parts_.packed == nullptr) args.fetch_rows = rows_to_fetch(&args.fetch_ahead);
-      if (parts_.packed == nullptr && args.fetch_rows == nullptr) args.fetch_ahead = 0;
       return kernels_.multiply_codes(args);
     }
     const void* rows = x;
