@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <optional>
+#include <vector>
 
 #include "cadre/error.h"
 #include "cadre/experts.h"
@@ -105,44 +108,50 @@ double gated(const ExpertsConfig& config, double gate, double up) {
   return activate(config.activation, gate) * up;
 }
 
+using Rows = std::vector<std::vector<double>>;
+
 class Reference {
  public:
   Reference(const ExpertsConfig& config, const ExpertsWeights& weights,
             ActivationScheme activations)
       : config_(config), weights_(weights), activations_(activations) {}
 
-  // y += weight * expert(x)
-  void add(int64_t expert, const std::vector<double>& x, double weight, double* y) const {
+  // Of all rows of an expert at once, so that its weights are read once.
+  Rows expert(int64_t expert, const Rows& x) const {
     const auto e = static_cast<size_t>(expert);
     const auto inner = static_cast<size_t>(config_.intermediate_size);
-    std::vector<double> h = product(weights_.up[e], inner, x);
-    for (size_t i = 0; i < inner; ++i) h[i] += bias(weights_.up_bias, e, i);
+    Rows h = product(weights_.up[e], weights_.up_bias, e, inner, x);
     if (config_.has_gate) {
-      const std::vector<double> gate = product(weights_.gate[e], inner, x);
-      for (size_t i = 0; i < inner; ++i) {
-        h[i] = gated(config_, gate[i] + bias(weights_.gate_bias, e, i), h[i]);
+      const Rows gate = product(weights_.gate[e], weights_.gate_bias, e, inner, x);
+      for (size_t r = 0; r < h.size(); ++r) {
+        for (size_t i = 0; i < inner; ++i) h[r][i] = gated(config_, gate[r][i], h[r][i]);
       }
     } else {
-      for (double& value : h) value = activate(config_.activation, value);
+      for (std::vector<double>& row : h) {
+        for (double& value : row) value = activate(config_.activation, value);
+      }
     }
-    const std::vector<double> out = product(weights_.down[e], x.size(), h);
-    for (size_t n = 0; n < out.size(); ++n) {
-      y[n] += weight * (out[n] + bias(weights_.down_bias, e, n));
-    }
+    const auto hidden = static_cast<size_t>(config_.hidden_size);
+    return product(weights_.down[e], weights_.down_bias, e, hidden, h);
   }
 
  private:
-  std::vector<double> product(const ExpertMatrix& matrix, size_t rows,
-                              const std::vector<double>& activations) const {
-    const std::vector<double> x = rounded(matrix, activations);
-    std::vector<double> y(rows);
-    std::vector<double> row(x.size());
-    for (size_t n = 0; n < rows; ++n) {
-      read_values(weights_, matrix, static_cast<int64_t>(n), row);
+  // [rows of x, columns]: each row times each of the matrix's rows, with the expert's bias.
+  Rows product(const ExpertMatrix& matrix, const std::vector<ExpertVector>& biases, size_t expert,
+               size_t columns, const Rows& activations) const {
+    Rows x;
+    for (const std::vector<double>& row : activations) x.push_back(rounded(matrix, row));
+    Rows y(x.size(), std::vector<double>(columns));
+    std::vector<double> weight(x[0].size());
+    for (size_t n = 0; n < columns; ++n) {
+      read_values(weights_, matrix, static_cast<int64_t>(n), weight);
       if (is_quantized(weights_.format)) {
-        apply_scales(weights_, matrix, static_cast<int64_t>(n), row);
+        apply_scales(weights_, matrix, static_cast<int64_t>(n), weight);
       }
-      for (size_t k = 0; k < x.size(); ++k) y[n] += x[k] * row[k];
+      for (size_t r = 0; r < x.size(); ++r) {
+        y[r][n] = std::transform_reduce(x[r].begin(), x[r].end(), weight.begin(), 0.0) +
+                  bias(biases, expert, n);
+      }
     }
     return y;
   }
@@ -180,6 +189,36 @@ class Reference {
   ActivationScheme activations_;
 };
 
+struct Pair {
+  int64_t token;
+  double weight;
+};
+
+// By expert, in the order of tokens and slots.
+std::vector<std::vector<Pair>> pairs_of_experts(const ExpertsConfig& config,
+                                                const RoutedTokens& tokens) {
+  std::vector<std::vector<Pair>> pairs(static_cast<size_t>(config.num_experts));
+  for (int64_t t = 0; t < tokens.hidden_states.dim(0); ++t) {
+    for (int64_t s = 0; s < config.top_k; ++s) {
+      const int64_t expert = expert_id(tokens.top_k_index, t, s);
+      if (!is_expert(expert, config.num_experts)) continue;
+      const double weight = element(tokens.top_k_weights.data(), tokens.top_k_weights.dtype(),
+                                    t * tokens.top_k_weights.stride(0) + s);
+      pairs[static_cast<size_t>(expert)].push_back({t, weight});
+    }
+  }
+  return pairs;
+}
+
+std::vector<double> token(const TensorView& hidden_states, int64_t t) {
+  std::vector<double> x(static_cast<size_t>(hidden_states.dim(1)));
+  for (size_t k = 0; k < x.size(); ++k) {
+    x[k] = element(hidden_states.data(), hidden_states.dtype(),
+                   t * hidden_states.stride(0) + static_cast<int64_t>(k));
+  }
+  return x;
+}
+
 }  // namespace
 
 void reference_forward(const ExpertsConfig& config, const ExpertsWeights& weights,
@@ -192,20 +231,17 @@ void reference_forward(const ExpertsConfig& config, const ExpertsWeights& weight
   query.activation_scheme = activations;
   check_weights("reference_forward", query, weights);
   const Reference reference(config, weights, activations);
-  std::vector<double> x(static_cast<size_t>(config.hidden_size));
-  for (int64_t t = 0; t < tokens.hidden_states.dim(0); ++t) {
-    double* y = output + t * config.hidden_size;
-    std::fill_n(y, config.hidden_size, 0.0);
-    for (int64_t k = 0; k < config.hidden_size; ++k) {
-      x[static_cast<size_t>(k)] = element(tokens.hidden_states.data(), tokens.hidden_states.dtype(),
-                                          t * tokens.hidden_states.stride(0) + k);
-    }
-    for (int64_t s = 0; s < config.top_k; ++s) {
-      const int64_t expert = expert_id(tokens.top_k_index, t, s);
-      if (!is_expert(expert, config.num_experts)) continue;
-      const double weight = element(tokens.top_k_weights.data(), tokens.top_k_weights.dtype(),
-                                    t * tokens.top_k_weights.stride(0) + s);
-      reference.add(expert, x, weight, y);
+  const std::vector<std::vector<Pair>> pairs = pairs_of_experts(config, tokens);
+  const auto hidden = static_cast<size_t>(config.hidden_size);
+  std::fill_n(output, tokens.hidden_states.dim(0) * config.hidden_size, 0.0);
+  for (size_t e = 0; e < pairs.size(); ++e) {
+    if (pairs[e].empty()) continue;  // its weights may be anything
+    Rows x;
+    for (const Pair& pair : pairs[e]) x.push_back(token(tokens.hidden_states, pair.token));
+    const Rows y = reference.expert(static_cast<int64_t>(e), x);
+    for (size_t r = 0; r < y.size(); ++r) {
+      double* const out = output + pairs[e][r].token * config.hidden_size;
+      for (size_t n = 0; n < hidden; ++n) out[n] += pairs[e][r].weight * y[r][n];
     }
   }
 }

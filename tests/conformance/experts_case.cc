@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "cadre/float16.h"
 #include "core/str_cat.h"
@@ -20,6 +21,27 @@ std::string_view name_of(Routing routing) {
 
 size_t bytes_for(DType dtype, int64_t elements) {
   return static_cast<size_t>(elements) * size_of(dtype);
+}
+
+// Elements of `size` bytes that lie without gaps, to where the strides say. The end of what was
+// read.
+const char* copy_elements(const char* from, std::span<const int64_t> shape, size_t size, char* to,
+                          std::span<const int64_t> strides) {
+  if (shape.size() == 1 && strides[0] == 1) {
+    const size_t bytes = static_cast<size_t>(shape[0]) * size;
+    std::memcpy(to, from, bytes);
+    return from + bytes;
+  }
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    char* const at = to + i * strides[0] * static_cast<int64_t>(size);
+    if (shape.size() == 1) {
+      std::memcpy(at, from, size);
+      from += size;
+    } else {
+      from = copy_elements(from, shape.subspan(1), size, at, strides.subspan(1));
+    }
+  }
+  return from;
 }
 
 }  // namespace
@@ -167,12 +189,14 @@ std::vector<float> ExpertsCase::random_weights(int64_t experts, int64_t n, int64
   const int64_t rows = std::max<int64_t>(params_.scale_layout.block_rows, 1);
   const int64_t cols = std::max<int64_t>(params_.scale_layout.block_cols, 1);
   std::vector<float> values(static_cast<size_t>(experts * n * k));
-  for (int64_t i = 0; i < experts * n * k; ++i) {
-    const int64_t row = i / k % n, col = i % k;
-    const bool is_zero = params_.has_zero_blocks && (row / rows + col / cols) % 3 == 1;
-    float value = normal(deviation);
-    if (params_.has_huge_value && row == n / 2 && col == k / 2) value *= 1000;
-    values[static_cast<size_t>(i)] = is_zero ? 0 : value;
+  size_t at = 0;
+  for (int64_t row = 0; row < experts * n; ++row) {
+    for (int64_t col = 0; col < k; ++col) {
+      const bool is_zero = params_.has_zero_blocks && (row % n / rows + col / cols) % 3 == 1;
+      float value = normal(deviation);
+      if (params_.has_huge_value && row % n == n / 2 && col == k / 2) value *= 1000;
+      values[at++] = is_zero ? 0 : value;
+    }
   }
   return values;
 }
@@ -193,15 +217,7 @@ TensorView ExpertsCase::place(const Tensor& tensor, const Dims& gaps) {
   for (int i = 0; i < from.rank(); ++i) last += (from.dim(i) - 1) * strides[i];
   const size_t shift = params_.byte_shift * (params_.whole_scale_shift ? size : 1);
   GuardedBuffer& buffer = buffers_.emplace_back(static_cast<size_t>(last + 1) * size, shift);
-  for (int64_t i = 0; i < from.numel(); ++i) {
-    int64_t rest = i, at = 0;
-    for (int d = from.rank() - 1; d >= 0; --d) {
-      at += rest % from.dim(d) * strides[d];
-      rest /= from.dim(d);
-    }
-    std::memcpy(buffer.data() + static_cast<size_t>(at) * size,
-                static_cast<const char*>(from.data()) + static_cast<size_t>(i) * size, size);
-  }
+  copy_elements(static_cast<const char*>(from.data()), from.shape(), size, buffer.data(), strides);
   return {buffer.data(), from.dtype(), from.shape(), strides};
 }
 
