@@ -94,6 +94,9 @@ class Call {
                                  size_of(y_dtype_))),
         h_(workspace.allocate(static_cast<size_t>(num_rows_ * config_.intermediate_size) *
                               size_of(h_dtype(experts.query)))) {
+    if (experts.path == GroupedPath::kHopper && cuts_down(config_, num_rows_)) {
+      partial_sums_ = workspace.allocate<float>(kHopperPartialSums);
+    }
     if (!quantizes(experts.query)) return;
     if (experts.path == GroupedPath::kHopperMx) {
       placed_h_ = workspace.allocate<uint16_t>(num_rows_ * config_.intermediate_size);
@@ -114,7 +117,12 @@ class Call {
 
   static int64_t num_counts(const ExpertsConfig& c, int64_t num_rows) {
     return hopper_gemm_counts(false, num_rows, c.num_experts) +  // of down
-           hopper_gemm_counts(true, num_rows, c.num_experts);    // of gate and up
+           hopper_gemm_counts(true, num_rows, c.num_experts) +   // of gate and up
+           (cuts_down(c, num_rows) ? kHopperPartialTurns : 0);
+  }
+
+  static bool cuts_down(const ExpertsConfig& c, int64_t num_rows) {
+    return hopper_gemm_cuts_k(num_rows, c.num_experts, c.intermediate_size);
   }
 
   void run() {
@@ -138,8 +146,8 @@ class Call {
     return experts_.path == GroupedPath::kPortable && is_small ? DType::kF32 : dtype_;
   }
 
-  CUtensorMap rows_map(const void* data, int64_t columns) const {
-    return make_tensor_map({dtype_, data, columns, num_rows_, 1, columns, 0}, kHopperRowBox, false);
+  CUtensorMap rows_map(const void* data, int64_t columns, int box = kHopperRowBox) const {
+    return make_tensor_map({dtype_, data, columns, num_rows_, 1, columns, 0}, box, false);
   }
 
   void hopper_products() {
@@ -163,10 +171,15 @@ class Call {
     if (config_.has_gate) up.up_bias = w.up_bias;
     up.out = h_;
     up.out_stride = config_.intermediate_size;
+    up.out_boxes = rows_map(h_, config_.intermediate_size, kHopperOutBox);
     hopper_gemm(up, stream_);
 
     HopperGemm down = hopper_gemm_base();
     down.counts = plan_.counters;
+    if (partial_sums_ != nullptr) {
+      down.partial_sums = partial_sums_;
+      down.partial_turns = up.counts + hopper_gemm_counts(true, num_rows_, config_.num_experts);
+    }
     down.n = config_.hidden_size;
     down.k = config_.intermediate_size;
     down.rows = rows_map(h_, config_.intermediate_size);
@@ -175,6 +188,7 @@ class Call {
     down.bias = w.down_bias;
     down.out = wide_;
     down.out_stride = config_.hidden_size;
+    down.out_boxes = rows_map(wide_, config_.hidden_size, kHopperOutBox);
     hopper_gemm(down, stream_);
   }
 
@@ -368,7 +382,8 @@ class Call {
   void* h_;                  // [num_rows_, I]
   ActivationCodes x_codes_;  // portable
   ActivationCodes h_codes_;
-  uint16_t* placed_h_ = nullptr;  // FP8 on Hopper
+  float* partial_sums_ = nullptr;  // of down, where its last pieces are cut along K
+  uint16_t* placed_h_ = nullptr;   // FP8 on Hopper
   float* row_scales_ = nullptr;
 };
 
@@ -401,6 +416,7 @@ class GroupedMm : public ExpertsBackend {
                            std::min(pairs * query.config.hidden_size * 4, kMaxFloatResults))) +
            padded(pairs * query.config.intermediate_size *
                   static_cast<int64_t>(size_of(h_dtype(query)))) +
+           (Call::cuts_down(query.config, pairs) ? padded(kHopperPartialSums * 4) : 0) +
            codes_bytes(query, tokens, pairs);
   }
 

@@ -111,11 +111,7 @@ class Experts {
 
   void forward() { backend_->forward(*prepared_, tokens(true), *workspace_, stream_); }
   void forward(int64_t first, int64_t last) {
-    const RoutedTokens all = tokens(true);
-    const RoutedTokens part = {all.hidden_states.slice(first, last),
-                               all.top_k_index.slice(first, last),
-                               all.top_k_weights.slice(first, last), all.output.slice(first, last)};
-    backend_->forward(*prepared_, part, *workspace_, stream_);
+    backend_->forward(*prepared_, slice(tokens(true), first, last), *workspace_, stream_);
   }
 
   std::vector<char> result() const {
@@ -124,11 +120,13 @@ class Experts {
     return {data, data + out_.host().nbytes()};
   }
 
-  double error() const {
-    std::vector<double> truth(static_cast<size_t>(c_.tokens * c_.config.hidden_size));
-    reference_forward(c_.config, *weights(false), tokens(false), truth.data());
+  double error() const { return error(0, c_.tokens); }
+  double error(int64_t first, int64_t last) const {
+    std::vector<double> truth(static_cast<size_t>((last - first) * c_.config.hidden_size));
+    const RoutedTokens part = slice(tokens(false), first, last);
+    reference_forward(c_.config, *weights(false), part, truth.data());
     out_.download(stream_);
-    return relative_error(out_.host(), truth);
+    return relative_error(part.output, truth);
   }
 
   double run() {
@@ -200,6 +198,10 @@ class Experts {
     }
   }
 
+  static RoutedTokens slice(const RoutedTokens& all, int64_t first, int64_t last) {
+    return {all.hidden_states.slice(first, last), all.top_k_index.slice(first, last),
+            all.top_k_weights.slice(first, last), all.output.slice(first, last)};
+  }
   static TensorView side(const Both& b, bool on_device) {
     return on_device ? TensorView(b.device()) : TensorView(b.host());
   }

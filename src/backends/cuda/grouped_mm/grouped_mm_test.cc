@@ -208,6 +208,26 @@ TEST_F(GroupedMm, GivesTheSameBitsEveryTimeAndFromAGraph) {
   }
 }
 
+// On Hopper the last tiles of down are cut along K here (hopper_gemm_cuts_k()), those of the last
+// tokens among them.
+TEST_F(GroupedMm, AddsPartsOfLongSumsInOneOrder) {
+  Case c;
+  c.tokens = 4400;
+  c.config = {.num_experts = 2, .hidden_size = 1024, .intermediate_size = 4096, .top_k = 1};
+  Experts experts(c, stream());
+  experts.prepare();
+  experts.upload_call();
+  experts.forward();
+  EXPECT_LE(experts.error(0, 8), experts.bound());
+  EXPECT_LE(experts.error(c.tokens - 16, c.tokens), experts.bound());
+  const std::vector<char> first = experts.result();
+  for (int i = 0; i < 20; ++i) {
+    experts.poison();
+    experts.forward();
+    ASSERT_TRUE(experts.result() == first) << "call " << i;
+  }
+}
+
 // More rows between the products than a chunk holds, against calls that each fit one.
 TEST_F(GroupedMm, GivesTheSameBitsInChunks) {
   Case c;

@@ -221,8 +221,13 @@ class Parts {
         plan_(plan_routing(call.tokens.top_k_index, s_.experts, space, stream)),
         wide_(space.allocate(static_cast<size_t>(pairs_ * s_.hidden) * 2)),
         h_(space.allocate(static_cast<size_t>(pairs_ * s_.intermediate) * 2)),
-        count_bytes_(static_cast<size_t>(hopper_gemm_counts(true, pairs_, s_.experts)) * 4),
-        counts_(static_cast<uint32_t*>(space.allocate(count_bytes_))) {}
+        count_bytes_(static_cast<size_t>(kHopperPartialTurns +
+                                         hopper_gemm_counts(true, pairs_, s_.experts)) *
+                     4),
+        counts_(static_cast<uint32_t*>(space.allocate(count_bytes_))),
+        partial_sums_(hopper_gemm_cuts_k(pairs_, s_.experts, s_.intermediate)
+                          ? space.allocate<float>(kHopperPartialSums)
+                          : nullptr) {}
 
   void measure(int repeats, Times& times) {
     HopperGemm up = gate_up();
@@ -246,9 +251,8 @@ class Parts {
     return g;
   }
 
-  CUtensorMap rows(void* data, int64_t columns) const {
-    return make_tensor_map({DType::kBF16, data, columns, pairs_, 1, columns, 0}, kHopperRowBox,
-                           false);
+  CUtensorMap rows(void* data, int64_t columns, int box = kHopperRowBox) const {
+    return make_tensor_map({DType::kBF16, data, columns, pairs_, 1, columns, 0}, box, false);
   }
 
   HopperGemm gate_up() const {
@@ -268,6 +272,7 @@ class Parts {
     up.gated = true;
     up.gate = gate_function(c);
     up.out = h_;
+    up.out_boxes = rows(h_, s_.intermediate, kHopperOutBox);
     return up;
   }
 
@@ -280,6 +285,11 @@ class Parts {
         make_tensor_map(down_layout(addresses_.query.config, DType::kBF16, addresses_.device),
                         kHopperWeightBox, true);
     down.out = wide_;
+    down.out_boxes = rows(wide_, s_.hidden, kHopperOutBox);
+    if (partial_sums_ != nullptr) {
+      down.partial_sums = partial_sums_;
+      down.partial_turns = counts_ + hopper_gemm_counts(true, pairs_, s_.experts);
+    }
     return down;
   }
 
@@ -300,6 +310,7 @@ class Parts {
   void* h_;
   size_t count_bytes_;
   uint32_t* counts_;
+  float* partial_sums_;
 };
 
 void print(const Shape& s, const Call& call, const Times& t, const Limits& limits, double error) {
@@ -334,7 +345,7 @@ void bench(const Layer& layer, int64_t num_tokens, const Limits& limits, const S
   const Call call = make_call(s, num_tokens);
   const auto backend = make_grouped_mm();
   const auto prepared = backend->prepare(layer.query, layer.weights);
-  Workspace workspace(kDevice, backend->workspace_bytes(layer.query, num_tokens, 1) + 4096);
+  Workspace workspace(kDevice, backend->workspace_bytes(layer.query, num_tokens, 1) + 16384);
   CADRE_CUDA_CHECK(cudaDeviceSynchronize());
   const int repeats = num_tokens * s.hidden * s.intermediate > int64_t{1} << 36 ? 7 : 21;
   Times times;

@@ -157,9 +157,9 @@ __device__ void write_result(const Fp8Params& p, const Piece& piece, int warpgro
   } else if constexpr (kResult == Result::kF32) {
     write_floats(p, piece, warpgroup, staging, sums);
   } else if constexpr (kResult == Result::kBF16) {
-    write_tile<__nv_bfloat16, false>(p, piece, warpgroup, staging, sums);
+    write_tile<__nv_bfloat16>(p, piece, warpgroup, staging, sums);
   } else {
-    write_tile<__half, false>(p, piece, warpgroup, staging, sums);
+    write_tile<__half>(p, piece, warpgroup, staging, sums);
   }
 }
 

@@ -60,18 +60,6 @@ __device__ void write_codes(const Fp8Params& p, const Piece& piece, int warp_row
   __syncwarp();
 }
 
-// swiglu() of two elements with one reciprocal: the special function unit is what this waits for.
-// 1 + exp(-gate) stops at 2^63, so that the product of two is finite: a gate below -43 gives less
-// than 1e-17 of up in any case.
-__device__ inline void swiglu_pair(float (&gate)[2], const float (&up)[2]) {
-  constexpr float kLog2E = 1.44269504f;
-  const float a = 1.0f + ptx::exp2(fminf(-kLog2E * gate[0], 63.0f));
-  const float b = 1.0f + ptx::exp2(fminf(-kLog2E * gate[1], 63.0f));
-  const float inverse = ptx::reciprocal(a * b);
-  gate[0] *= inverse * b * up[0];
-  gate[1] *= inverse * a * up[1];
-}
-
 // Biases and every gate function, in a rolled loop over sums in shared memory: each thread has its
 // own 32 words there, in 4 passes.
 template <bool kGated>

@@ -15,10 +15,11 @@
 
 namespace cadre::cuda {
 
-/// The boxes that hopper_gemm() loads: make_tensor_map(rows, kHopperRowBox, false) and
-/// make_tensor_map(weights, kHopperWeightBox, true).
+/// The boxes that hopper_gemm() loads and stores: make_tensor_map(rows, kHopperRowBox, false),
+/// make_tensor_map(weights, kHopperWeightBox, true), make_tensor_map(out, kHopperOutBox, false).
 inline constexpr int kHopperRowBox = 64;
 inline constexpr int kHopperWeightBox = 128;
+inline constexpr int kHopperOutBox = 16;
 
 /// out[r] = rows[r] W_e^T + bias_e for the rows r of expert e, which are [offsets[e], offsets[e +
 /// 1]). With `pair_of_row`, row r is x[pair_of_row[r] / top_k]; where there are many, they are
@@ -50,7 +51,24 @@ struct HopperGemm {
   DeviceVectors up_bias;
   void* out = nullptr;     // 16-byte aligned
   int64_t out_stride = 0;  // elements, a multiple of 8
+  CUtensorMap out_boxes = {};
+  // Where hopper_gemm_cuts_k() says so: the last pieces of work are cut along K and their sums meet
+  // here. Both null: none is.
+  float* partial_sums = nullptr;      // device, kHopperPartialSums of them
+  uint32_t* partial_turns = nullptr;  // device, kHopperPartialTurns of them, cleared like `counts`
 };
+
+/// A tile of 128 x 256 for each CTA that can run, with a turn for each of its 8 warps that
+/// multiply.
+inline constexpr int64_t kHopperMaxCtas = 144;
+inline constexpr int64_t kHopperPartialSums = kHopperMaxCtas * 128 * 256;
+inline constexpr int64_t kHopperPartialTurns = kHopperMaxCtas * 8;
+
+/// Whether a product without a gate, of rows already in order, gains by it: few experts with many
+/// rows, so that a call is a few rounds of work over the multiprocessors, each a long one.
+constexpr bool hopper_gemm_cuts_k(int64_t max_rows, int64_t num_experts, int64_t k) {
+  return num_experts <= 32 && k >= 4096 && max_rows > 128 * num_experts;
+}
 
 /// With `sort` for a call that sorts max_rows rows.
 constexpr int64_t hopper_gemm_counts(bool sort, int64_t max_rows, int64_t num_experts) {

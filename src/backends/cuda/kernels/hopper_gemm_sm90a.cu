@@ -5,21 +5,31 @@
 #include "backends/cuda/device/device_runtime.h"
 #include "backends/cuda/kernels/hopper_gather.cuh"
 #include "backends/cuda/kernels/hopper_load.cuh"
-#include "backends/cuda/kernels/hopper_write.cuh"
+#include "backends/cuda/kernels/hopper_write_behind.cuh"
 #include "backends/cuda/kernels/launch.h"
 
 namespace cadre::cuda {
 namespace hopper {
 namespace {
 
-// Registers of a thread; 128 * loader + 256 * consumer <= 65536.
+// Registers of a thread; 128 * loader + 256 * consumer <= 384 * 168, which the CTA starts with.
 constexpr int kLoaderRegisters = 56;
 constexpr int kConsumerRegisters = 224;
+
+constexpr size_t kGemmSharedBytes = kSharedBytes + sizeof(GemmShared) - sizeof(Shared);
+
+// Few rows an expert rarely fill the boxes of 16 rows that are sent.
+template <Rows kRows>
+constexpr bool kWritesBehind = kRows != Rows::kGather;
+template <bool kGated, Rows kRows>
+constexpr bool kHasRest = kWritesBehind<kRows> && !kGated;
 
 template <Rows kRows>
 __device__ void release(Shared& shared, int stage) {
   const uint32_t lane = threadIdx.x % 32;
-  if (lane < kClusterOf<kRows>) {
+  if (kClusterOf<kRows> == 1) {
+    if (lane == 0) ptx::arrive(ptx::shared_address(&shared.empty[stage]));
+  } else if (lane < kClusterOf<kRows>) {
     ptx::arrive_in_cluster(ptx::address_in_cta(ptx::shared_address(&shared.empty[stage]), lane));
   }
 }
@@ -36,13 +46,14 @@ __device__ void multiply_stage(float (&sums)[128], uint32_t rows, uint32_t weigh
   ptx::wgmma_commit();
 }
 
-// All of K for one tile; the first stage is there already. A stage is given back when the products
-// of the next one have been issued.
-template <typename T, Rows kRows>
-__device__ void multiply_tile(const Params& p, Shared& shared, uint32_t stages, int warpgroup,
-                              Ring& ring, float (&sums)[128]) {
+// k_tiles of K for one tile; the first stage is there already. A stage is given back when the
+// products of the next one have been issued. Beside them the rest of the tile before is sent.
+template <Rows kRows, typename T, bool kGated>
+__device__ void multiply_tile(int32_t k_tiles, Shared& shared, uint32_t stages, int warpgroup,
+                              Ring& ring, Writer<T, kGated>& writer, float (&sums)[128]) {
   int before = 0;
-  for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
+#pragma unroll 1
+  for (int32_t t = 0; t < k_tiles; ++t, ring.advance()) {
     if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
     if (kRows == Rows::kGather) ptx::fence_async_proxy();
     const uint32_t address = stage_address(stages, ring.stage);
@@ -52,15 +63,17 @@ __device__ void multiply_tile(const Params& p, Shared& shared, uint32_t stages, 
       release<kRows>(shared, before);
     }
     before = ring.stage;
+    if (kHasRest<kGated, kRows>) writer.step();
   }
+  if (kHasRest<kGated, kRows>) writer.send_rest();
   ptx::wgmma_wait<0>();
   ptx::pin(sums);
   release<kRows>(shared, before);
 }
 
 template <Rows kRows>
-__device__ void skip_tile(const Params& p, Shared& shared, Ring& ring) {
-  for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
+__device__ void skip_tile(int32_t k_tiles, Shared& shared, Ring& ring) {
+  for (int32_t t = 0; t < k_tiles; ++t, ring.advance()) {
     if (t > 0) ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
     __syncwarp();
     release<kRows>(shared, ring.stage);
@@ -68,21 +81,35 @@ __device__ void skip_tile(const Params& p, Shared& shared, Ring& ring) {
 }
 
 template <typename T, bool kGated, Rows kRows>
-__device__ void consume_all(const Params& p, Shared& shared, uint32_t stages, char* staging,
+__device__ void consume_all(const Params& p, GemmShared& shared, uint32_t stages, char* staging,
                             int warpgroup) {
   Ring ring;
   float sums[128];
+  Writer<T, kGated> writer(p, staging);
   for (;;) {
     ptx::wait(ptx::shared_address(&shared.full[ring.stage]), ring.parity);
     const Piece piece = shared.pieces[ring.stage];
-    if (piece.rows < 0) return;
+    if (piece.rows < 0) break;
+    Part part = {0, p.k_tiles, -1};
+    if (kRows == Rows::kCut) part = shared.parts[ring.stage];
     if (piece.rows <= warpgroup * 64) {
-      skip_tile<kRows>(p, shared, ring);
+      if (kHasRest<kGated, kRows>) writer.send_rest();
+      skip_tile<kRows>(part.count, shared, ring);
       continue;
     }
-    multiply_tile<T, kRows>(p, shared, stages, warpgroup, ring, sums);
-    write_tile<T, kGated>(p, piece, warpgroup, staging, sums);
+    multiply_tile<kRows>(part.count, shared, stages, warpgroup, ring, writer, sums);
+    if (kRows == Rows::kCut && part.number >= 0 && !join_parts(p, part, sums)) continue;
+    if (p.special) {
+      write_special<T, kGated>(p, piece, target_of(p, piece, warpgroup), staging, sums);
+    } else if constexpr (kWritesBehind<kRows>) {
+      writer.begin(piece, warpgroup, sums);
+    } else if constexpr (kGated) {
+      write_gated<T>(target_of(p, piece, warpgroup), staging, sums);
+    } else {
+      write_plain<T>(target_of(p, piece, warpgroup), staging, sums);
+    }
   }
+  if (kWritesBehind<kRows>) writer.finish();
 }
 
 template <typename T, bool kGated, Rows kRows>
@@ -92,7 +119,7 @@ __global__ void __cluster_dims__(kClusterOf<kRows>, 1, 1) __launch_bounds__(kThr
   const uint32_t raw_address = ptx::shared_address(raw);
   const uint32_t stages = (raw_address + 1023) / 1024 * 1024;
   char* staging = raw + (stages - raw_address) + kStages * kStageBytes;
-  Shared& shared = *reinterpret_cast<Shared*>(staging + kConsumers * 4 * kWarpStagingBytes);
+  GemmShared& shared = *reinterpret_cast<GemmShared*>(staging + kConsumers * 4 * kWarpStagingBytes);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(ptx::shared_address(&shared.full[s]), kRows == Rows::kGather ? 1 + 128 : 1);
@@ -136,16 +163,18 @@ bool is_special(const HopperGemm& args) {
 template <typename T, bool kGated, Rows kRows>
 void launch_gemm(const Params& p, const Stream& stream) {
   const auto kernel = gemm_kernel<T, kGated, kRows>;
-  allow_shared_memory(kernel, kSharedBytes);
+  allow_shared_memory(kernel, kGemmSharedBytes);
   const int clusters = properties_of(stream.device.index).num_multiprocessors / kClusterOf<kRows>;
   launch("hopper_gemm", kernel, dim3(static_cast<unsigned>(clusters * kClusterOf<kRows>)),
-         dim3(kThreads), kSharedBytes, stream_of(stream), Launch::kDependent, p);
+         dim3(kThreads), kGemmSharedBytes, stream_of(stream), Launch::kDependent, p);
 }
 
 Rows rows_of(const HopperGemm& args, const Params& p) {
   // Rows an expert, on average. Above it loading from where they lie costs more than sorting.
   constexpr int64_t kGatherUpTo = 96;
-  if (args.pair_of_row == nullptr) return Rows::kSorted;
+  if (args.pair_of_row == nullptr) {
+    return p.partial_sums != nullptr && !args.gated ? Rows::kCut : Rows::kSorted;
+  }
   return p.x_aligned && args.max_rows <= kGatherUpTo * args.num_experts ? Rows::kGather
                                                                         : Rows::kSort;
 }
@@ -155,6 +184,9 @@ void launch_gemm(const HopperGemm& args, const Params& p, const Stream& stream) 
   switch (rows_of(args, p)) {
     case Rows::kSorted:
       return launch_gemm<T, kGated, Rows::kSorted>(p, stream);
+    case Rows::kCut:
+      if constexpr (!kGated) return launch_gemm<T, kGated, Rows::kCut>(p, stream);
+      break;
     case Rows::kSort:
       return launch_gemm<T, kGated, Rows::kSort>(p, stream);
     case Rows::kGather:
@@ -167,7 +199,7 @@ void launch_gemm(const HopperGemm& args, const Params& p, const Stream& stream) 
   args.gated ? launch_gemm<T, true>(args, p, stream) : launch_gemm<T, false>(args, p, stream);
 }
 
-Params to_params(const HopperGemm& args) {
+Params to_params(const HopperGemm& args, int device) {
   constexpr int kGroupPairs = 8;
   const int64_t columns = args.gated ? kHopperWeightBox : kTileColumns;
   Params p = {};
@@ -199,6 +231,11 @@ Params to_params(const HopperGemm& args) {
   p.up_bias = args.up_bias;
   p.out = args.out;
   p.out_stride = args.out_stride;
+  p.out_boxes = args.out_boxes;
+  if (properties_of(device).num_multiprocessors <= kHopperMaxCtas) {
+    p.partial_sums = args.partial_sums;
+    p.partial_turns = args.partial_turns;
+  }
   return p;
 }
 
@@ -206,7 +243,7 @@ Params to_params(const HopperGemm& args) {
 }  // namespace hopper
 
 void hopper_gemm(const HopperGemm& args, const Stream& stream) {
-  const hopper::Params p = hopper::to_params(args);
+  const hopper::Params p = hopper::to_params(args, stream.device.index);
   if (args.dtype == DType::kBF16) {
     hopper::launch_gemm<__nv_bfloat16>(args, p, stream);
   } else {

@@ -2,7 +2,7 @@
 // the order of work: with the first stage of a piece it tells consumers its place.
 #pragma once
 
-#include "backends/cuda/kernels/hopper_schedule.cuh"
+#include "backends/cuda/kernels/hopper_cut.cuh"
 
 namespace cadre::cuda::hopper {
 
@@ -86,49 +86,82 @@ __device__ inline void wait_until_sorted(const Params& p, const Place& place) {
   ptx::fence_async_proxy_global();
 }
 
+/// Finds pieces and their parts by the numbers of work.
+template <Rows kRows>
+class Work {
+ public:
+  __device__ Work(const Params& p, uint32_t rank) : p_(p), schedule_(p, rank) {
+    if (kRows == Rows::kCut) {
+      parts_ = Parts(schedule_.pieces(), static_cast<int32_t>(gridDim.x) / kClusterOf<kRows>);
+    }
+  }
+
+  __device__ bool find(int32_t item, Place& place, Part& part) {
+    if constexpr (kRows == Rows::kCut) {
+      item = parts_.find(p_, item, part);
+    } else {
+      part = {0, p_.k_tiles, -1};
+    }
+    return schedule_.find(item, place);
+  }
+
+ private:
+  const Params& p_;
+  Schedule<kClusterOf<kRows>> schedule_;
+  Parts parts_;  // kCut
+};
+
 /// One warp. The kernel before this one computes the rows: the first weights are on their way while
 /// it ends. With Rows::kSort it is the plan, and the rows are those of the tokens, sorted by other
 /// warps.
 template <bool kGated, Rows kRows>
-__device__ void load_all(const Params& p, Shared& shared, uint32_t stages) {
+__device__ void load_all(const Params& p, GemmShared& shared, uint32_t stages) {
   if (kRows == Rows::kSort) cudaGridDependencySynchronize();
   const uint32_t rank = ptx::cluster_rank();
   const bool leader = threadIdx.x % 32 == 0;
-  const ClaimTimes times(p.k_tiles);
+  ClaimTimes times(p.k_tiles);
   Claims<kClusterOf<kRows>> claims(p, shared, rank);
-  Schedule<kClusterOf<kRows>> schedule(p, rank);
+  Work<kRows> work(p, rank);
   Place place;
+  Part part;
   Ring ring;
-  bool more = schedule.find(claims.first(), place);
-  int32_t ahead = 0;  // stages whose weights are on their way
+  bool more = work.find(claims.first(), place, part);  // a whole one
+  int32_t ahead = 0;                                   // stages whose weights are on their way
   if (more && leader) {
     shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);  // before the first arrival
+    if (kRows == Rows::kCut) shared.parts[ring.stage] = part;
     ahead = load_first_weights<kGated>(p, shared, stages, place, rank, bytes_of_stage(place.piece));
   }
-  if (kRows == Rows::kSorted) cudaGridDependencySynchronize();
+  if (kRows != Rows::kSort) cudaGridDependencySynchronize();
   ptx::launch_dependents();
   while (more) {
     if (leader) {
       const int boxes = place.piece.rows > kHopperRowBox ? 2 : 1;
       const uint32_t bytes = bytes_of_stage(place.piece);
-      for (int32_t t = 0; t < p.k_tiles; ++t, ring.advance()) {
+#pragma unroll 1
+      for (int32_t t = 0; t < part.count; ++t, ring.advance()) {
         const uint32_t full = ptx::shared_address(&shared.full[ring.stage]);
         const uint32_t address = stage_address(stages, ring.stage);
+        const int32_t k = (part.first + t) * kTileK;
         ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
-        if (t == 0 && ahead == 0) shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);
+        if (t == 0 && ahead == 0) {
+          shared.pieces[ring.stage] = to_consumers<kGated>(p, place.piece);
+          if (kRows == Rows::kCut) shared.parts[ring.stage] = part;
+        }
         if (t >= ahead) {
           ptx::arrive_expect_bytes(full, bytes);
-          load_weights<kGated>(p, place, rank, t * kTileK, address + kRowBytes, full);
+          load_weights<kGated>(p, place, rank, k, address + kRowBytes, full);
         }
         if (kRows == Rows::kSort && t == 0) wait_until_sorted(p, place);
-        load_rows(p, place, boxes, rank, t * kTileK, address, full);
+        load_rows(p, place, boxes, rank, k, address, full);
         if (t == times.take) claims.take();
         if (t == times.send) claims.send();
       }
       ahead = 0;
     }
     __syncwarp();
-    more = schedule.find(claims.receive(), place);
+    more = work.find(claims.receive(), place, part);
+    if (kRows == Rows::kCut) times = ClaimTimes(part.count);
   }
   if (leader) {
     ptx::wait(ptx::shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);

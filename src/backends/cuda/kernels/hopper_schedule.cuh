@@ -27,18 +27,25 @@ class Claims {
 
   /// One thread of each CTA, once for each piece; `send` some time later, for the time it takes.
   __device__ void take() {
-    ptx::arrive_expect_bytes(ptx::shared_address(&shared_.mail_there[slot_]), sizeof(int32_t));
+    if (kCluster > 1) {
+      ptx::arrive_expect_bytes(ptx::shared_address(&shared_.mail_there[slot_]), sizeof(int32_t));
+    }
     if (rank_ == 0) {
       taken_ = static_cast<int32_t>(gridDim.x / kCluster + atomicAdd(p_.claimed, 1u));
     }
   }
   __device__ void send() {
     if (rank_ != 0) return;
-    const uint32_t mail = ptx::shared_address(&shared_.mail[slot_]);
+    [[maybe_unused]] const uint32_t mail = ptx::shared_address(&shared_.mail[slot_]);
     const uint32_t there = ptx::shared_address(&shared_.mail_there[slot_]);
-    for (uint32_t cta = 0; cta < kCluster; ++cta) {
-      ptx::store_in_cluster(ptx::address_in_cta(mail, cta), taken_,
-                            ptx::address_in_cta(there, cta));
+    if constexpr (kCluster == 1) {
+      *const_cast<volatile int32_t*>(&shared_.mail[slot_]) = taken_;
+      ptx::arrive(there);
+    } else {
+      for (uint32_t cta = 0; cta < kCluster; ++cta) {
+        ptx::store_in_cluster(ptx::address_in_cta(mail, cta), taken_,
+                              ptx::address_in_cta(there, cta));
+      }
     }
   }
 
@@ -70,6 +77,9 @@ class Schedule {
   __device__ Schedule(const Params& p, uint32_t rank) : p_(p), rank_(static_cast<int32_t>(rank)) {
     read_experts();
   }
+
+  /// Of the first 32 experts.
+  __device__ int32_t pieces() const { return end_; }
 
   /// False when there is no such piece.
   __device__ bool find(int32_t item, Place& place) {

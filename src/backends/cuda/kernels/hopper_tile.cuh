@@ -13,6 +13,7 @@ namespace cadre::cuda::hopper {
 /// Where the rows of a product come from.
 enum class Rows {
   kSorted,  // a matrix
+  kCut,     // a matrix, and the last pieces of work are cut along K
   kSort,    // tokens, sorted into a matrix on the way
   kGather,  // tokens, each tile from where they lie
 };
@@ -86,6 +87,9 @@ struct Params {
   DeviceVectors up_bias;
   void* out;
   int64_t out_stride;
+  CUtensorMap out_boxes;
+  float* partial_sums;  // null: no piece is cut along K
+  uint32_t* partial_turns;
 
   __device__ int32_t first_row(int32_t expert) const {
     if (expert_offsets != nullptr) return expert_offsets[expert];

@@ -51,6 +51,18 @@ __device__ inline float swiglu(float gate, float up) {
   return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
+// swiglu() of two elements with one reciprocal: the special function unit is what this waits for.
+// 1 + exp(-gate) stops at 2^63, so that the product of two is finite: a gate below -43 gives less
+// than 1e-17 of up in any case.
+__device__ inline void swiglu_pair(float (&gate)[2], const float (&up)[2]) {
+  constexpr float kLog2E = 1.44269504f;
+  const float a = 1.0f + ptx::exp2(fminf(-kLog2E * gate[0], 63.0f));
+  const float b = 1.0f + ptx::exp2(fminf(-kLog2E * gate[1], 63.0f));
+  const float inverse = ptx::reciprocal(a * b);
+  gate[0] *= inverse * b * up[0];
+  gate[1] *= inverse * a * up[1];
+}
+
 template <typename T>
 __device__ void write_gated(const Target& target, char* staging, const float (&sums)[128]) {
 #pragma unroll
@@ -145,9 +157,7 @@ __device__ void write_special(const Params& p, const Piece& piece, const Target&
   }
 }
 
-template <typename T, bool kGated>
-__device__ void write_tile(const Params& p, const Piece& piece, int warpgroup, char* staging,
-                           const float (&sums)[128]) {
+__device__ inline Target target_of(const Params& p, const Piece& piece, int warpgroup) {
   const int warp_row = warpgroup * 64 + static_cast<int>(threadIdx.x / 32 % 4) * 16;
   Target target;
   target.stride = p.out_stride * 2;
@@ -155,10 +165,16 @@ __device__ void write_tile(const Params& p, const Piece& piece, int warpgroup, c
                static_cast<int64_t>(piece.column) * 2;
   target.rows = min(16, piece.rows - warp_row);
   target.columns = p.n - piece.column;
+  return target;
+}
+
+/// Without a gate.
+template <typename T>
+__device__ void write_tile(const Params& p, const Piece& piece, int warpgroup, char* staging,
+                           const float (&sums)[128]) {
+  const Target target = target_of(p, piece, warpgroup);
   if (p.special) {
-    write_special<T, kGated>(p, piece, target, staging, sums);
-  } else if constexpr (kGated) {
-    write_gated<T>(target, staging, sums);
+    write_special<T, false>(p, piece, target, staging, sums);
   } else {
     write_plain<T>(target, staging, sums);
   }

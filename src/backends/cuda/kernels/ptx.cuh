@@ -148,6 +148,31 @@ __device__ inline void multicast_3d(uint32_t to, const CUtensorMap* map, int32_t
       : "memory");
 }
 
+/// A box from shared memory to global memory; commit_stores() after some of them.
+__device__ inline void store_2d(const CUtensorMap* map, int32_t x, int32_t y, uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(from), "r"(x), "r"(y)
+      : "memory");
+}
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// This thread's: shared memory may be written again.
+__device__ inline void wait_until_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ inline void wait_for_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ inline int4 load_shared_16(uint32_t address) {
+  int4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 /// 16 bytes; `bytes` 0 writes zeros and reads nothing.
 __device__ inline void copy_16(uint32_t to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
