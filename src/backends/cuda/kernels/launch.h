@@ -23,6 +23,11 @@ __device__ inline void wait_for_previous_kernel() {
   cudaGridDependencySynchronize();
 #endif
 }
+/// Asks for a line to be in L2, as a hint, and reads nothing: also for what the kernel ahead may
+/// still write.
+__device__ inline void bring_to_l2(const void* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
 /// In any kernel: a dependent one behind it may start its first, independent work.
 __device__ inline void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

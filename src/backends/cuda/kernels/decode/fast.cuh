@@ -267,6 +267,17 @@ __device__ inline void touch(const DecodeArgs& a) {
                "l"(a.gate_bias.table), "l"(a.down_bias.table), "l"(a.h), "l"(a.y));
 }
 
+/// Of one token: ids, routing weights and x in L2, which the weights of other layers have emptied.
+__device__ inline void bring_token_to_l2(const DecodeArgs& a) {
+  const auto i = static_cast<int>(threadIdx.x);
+  const auto bring = [&](const void* data, int count, int bytes) {
+    if (i * 128 < count * bytes) bring_to_l2(static_cast<const char*>(data) + i * 128);
+  };
+  bring(a.ids, a.top_k, a.ids_are_64 ? 8 : 4);
+  bring(a.routing_weights, a.top_k, 4);
+  bring(a.x, a.hidden, a.compute_dtype == DType::kF32 ? 4 : 2);
+}
+
 /// Of an entry.
 template <typename Shapes>
 inline constexpr int kMostTokens = std::max(Shapes::kMostTokens, kSmallTokens);
@@ -342,6 +353,7 @@ __global__ void __launch_bounds__(kStreamThreads<Operands::kKind>, kSize == Size
   using Shapes = UpShapes<Operands::kKind, kSize>;
   extern __shared__ __align__(128) char memory[];
   touch(a);
+  if constexpr (kSize == Size::kOne) bring_token_to_l2(a);
   // Before the codes of x are made, the routing is there.
   if constexpr (!kHasCodes<Operands::kKind, kSize>) wait_for_previous_kernel();
   char* const ring = memory + plan_bytes(a.num_tokens * a.top_k, a.num_experts);
