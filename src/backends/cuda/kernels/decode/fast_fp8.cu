@@ -4,7 +4,6 @@ namespace cadre::cuda {
 
 bool decode_fast_fp8(const DecodeArgs& a, const DecodeDevice& device) {
   if (is_one(a) && launch_fast<Fp8Operands, Size::kOne>(a, device)) return true;
-  if (a.num_tokens > kSmallTokens && launch_fast<Fp8Operands, Size::kMany>(a, device)) return true;
   return launch_fast<Fp8Operands, Size::kFew>(a, device);
 }
 

@@ -60,7 +60,7 @@ __device__ inline ActivationScale scale_of_bits(uint32_t largest) {
 /// read(row, i, float (&)[4]) gives numbers i to i + 3, zeros beyond k.
 template <typename Shape, typename Read>
 __device__ void quantize_resident(const TokenRows& to, int rows, int k, const Read& read) {
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = 6;
   const int groups = resident_k<Shape>(k) / kFp8Group;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1

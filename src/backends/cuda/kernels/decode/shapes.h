@@ -138,7 +138,7 @@ struct DownShapes<Kind::kPlain, Size::kFew, 1> : Choice<Shape<Kind::kPlain, 1, 8
 template <>
 struct DownShapes<Kind::kPlain, Size::kFew, 2> : Choice<Shape<Kind::kPlain, 2, 8, 256, 2>> {};
 
-/// Rows of 16-bit numbers and of e4m3 codes alike.
+/// Rows of 16-bit numbers.
 template <Kind kKind>
 using ManyWide = Choice<Shape<kKind, 2, 8, 256, 2>, StreamShape<kKind, 7, 2, 16, 256, 2>,
                         StreamShape<kKind, 6, 2, 24, 256, 2>, StreamShape<kKind, 5, 2, 32, 256, 2>,
@@ -161,10 +161,12 @@ template <>
 struct DownShapes<Kind::kPlain, Size::kLean, 1> : Choice<Shape<Kind::kPlain, 1, 8, 128, 3>> {};
 
 // Half the bytes of bfloat16: at one token all of `down` may lie in shared memory before h comes.
+// More stages of `down` would find no room beside `up`. More than kSmallTokens tokens of an expert
+// are several entries: the second one's weights come from L2, and wider shapes spilled registers.
 template <>
 struct UpShapes<Kind::kFp8, Size::kOne> : Choice<Shape<Kind::kFp8, 1, 1, 256, 2>> {};
 template <>
-struct DownShapes<Kind::kFp8, Size::kOne, 1> : Choice<Shape<Kind::kFp8, 1, 1, 256, 4>> {};
+struct DownShapes<Kind::kFp8, Size::kOne, 1> : Choice<Shape<Kind::kFp8, 1, 1, 256, 3>> {};
 template <>
 struct DownShapes<Kind::kFp8, Size::kOne, 2> : Choice<Shape<Kind::kFp8, 2, 1, 128, 3>> {};
 template <>
@@ -173,12 +175,6 @@ template <>
 struct DownShapes<Kind::kFp8, Size::kFew, 1> : Choice<Shape<Kind::kFp8, 1, 8, 256, 3>> {};
 template <>
 struct DownShapes<Kind::kFp8, Size::kFew, 2> : Choice<Shape<Kind::kFp8, 2, 8, 256, 2>> {};
-template <>
-struct UpShapes<Kind::kFp8, Size::kMany> : ManyWide<Kind::kFp8> {};
-template <>
-struct DownShapes<Kind::kFp8, Size::kMany, 1> : ManyNarrow<Kind::kFp8, 3> {};
-template <>
-struct DownShapes<Kind::kFp8, Size::kMany, 2> : ManyWide<Kind::kFp8> {};
 
 // Few tokens lie in shared memory as a whole where they fit (kFew), else in the rings (kMany).
 template <Kind kKind, int kM, int kTokens, int kStages, bool kIsResident>
