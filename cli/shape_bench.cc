@@ -14,7 +14,11 @@ namespace cadre::cli {
 namespace {
 
 constexpr int64_t kSampledTokens = 4;  // that the slow reference checks
-constexpr int64_t kCallsTogether = 8;  // on a GPU
+// Calls that are timed together on a GPU: of few tokens as many as a model has layers, which share
+// the start of one graph in a decode step too.
+constexpr int64_t kCallsTogether = 8;
+constexpr int64_t kShortCallsTogether = 32;
+constexpr int64_t kMostTokensOfShort = 64;
 
 /// The bound is one of norms over many numbers; those over few scatter.
 double bound_of_sample(const ExpertsBackend& backend, const ExpertsQuery& query, int64_t tokens) {
@@ -78,7 +82,7 @@ void ShapeBench::prepare(Subject& subject, const std::string& name, int64_t toke
   subject.backend = &backend;
   subject.workspace.reserve(backend.workspace_bytes(query_, tokens, pool_.num_threads()));
   for (const auto& layer : layers_) subject.layers.push_back(backend.prepare(query_, layer));
-  for (int64_t i = 0; i < calls_together(); ++i) {
+  for (int64_t i = 0; i < calls_together(tokens); ++i) {
     subject.calls.push_back(std::make_unique<BenchCall>(query_.config, query_.compute_dtype, tokens,
                                                         options_.seed + static_cast<uint64_t>(i),
                                                         stream_));
@@ -146,9 +150,10 @@ std::vector<std::shared_ptr<const ExpertsWeights>> ShapeBench::make_layers(
 
 /// Calls that are timed together: on a GPU as many as take turns over the layers with routings of
 /// their own, so that nothing is left in the cache from one to the next.
-int64_t ShapeBench::calls_together() const {
+int64_t ShapeBench::calls_together(int64_t tokens) const {
   if (on_cpu()) return 1;
-  return std::max<int64_t>(kCallsTogether, static_cast<int64_t>(layers_.size()));
+  return std::max(tokens <= kMostTokensOfShort ? kShortCallsTogether : kCallsTogether,
+                  static_cast<int64_t>(layers_.size()));
 }
 
 /// Packed weights ask for huge pages, as the meter then does.

@@ -52,7 +52,7 @@ class ShapeBench {
   bool on_cpu() const { return query_.device.type == DeviceType::kCpu; }
   std::vector<std::shared_ptr<const ExpertsWeights>> make_layers(Progress& progress) const;
   size_t pages_of_weights() const;
-  int64_t calls_together() const;
+  int64_t calls_together(int64_t tokens) const;
 
   void prepare(Subject& subject, const std::string& name, int64_t tokens);
   void run_call(Subject& subject, size_t call, size_t layer);
