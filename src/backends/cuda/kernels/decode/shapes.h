@@ -161,8 +161,9 @@ template <>
 struct DownShapes<Kind::kPlain, Size::kLean, 1> : Choice<Shape<Kind::kPlain, 1, 8, 128, 3>> {};
 
 // Half the bytes of bfloat16: at one token all of `down` may lie in shared memory before h comes.
-// More stages of `down` would find no room beside `up`. More than kSmallTokens tokens of an expert
-// are several entries: the second one's weights come from L2, and wider shapes spilled registers.
+// More stages of `down` would find no room beside `up`. An expert with more than kSmallTokens
+// tokens is several entries: shapes for more spilled registers and were slower
+// (docs/performance_gpu.md).
 template <>
 struct UpShapes<Kind::kFp8, Size::kOne> : Choice<Shape<Kind::kFp8, 1, 1, 256, 2>> {};
 template <>
