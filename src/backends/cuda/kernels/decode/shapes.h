@@ -162,7 +162,7 @@ struct DownShapes<Kind::kPlain, Size::kLean, 1> : Choice<Shape<Kind::kPlain, 1, 
 
 // Half the bytes of bfloat16: at one token all of `down` may lie in shared memory before h comes.
 // More stages of `down` would find no room beside `up`. An expert with more than kSmallTokens
-// tokens is several entries: shapes for more spilled registers and were slower
+// tokens is several entries: shapes for more spilled registers and are slower for most
 // (docs/performance_gpu.md).
 template <>
 struct UpShapes<Kind::kFp8, Size::kOne> : Choice<Shape<Kind::kFp8, 1, 1, 256, 2>> {};
