@@ -16,13 +16,13 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cuda/deepgemm/deepgemm_bench_square.h"
 #include "backends/cuda/deepgemm/deepgemm_bench_truth.cuh"
 #include "backends/cuda/device/check.h"
 #include "backends/cuda/kernels/ceilings.h"
 #include "backends/cuda/kernels/hopper_fp8_experts.h"
 #include "backends/cuda/kernels/hopper_fp8_few.h"
 #include "backends/cuda/kernels/hopper_fp8_rows.h"
+#include "backends/cuda/kernels/lt_fp8.h"
 #include "backends/cuda/kernels/routing.h"
 #include "core/device_runtime.h"
 #include "quant/activations.h"
@@ -127,9 +127,10 @@ double square_flops(const Stream& stream) {
   const auto space = allocate_shared_memory(kDevice, kSpace);
   double best = 0;
   for (const bool fast : {true, false}) {
-    const SquareFp8 square(kSize, a.get(), b.get(), out.get(), space.get(), kSpace, fast);
+    const LtFp8 square(kSize, kSize, kSize, space.get(), kSpace, fast);
     if (!square.ready()) continue;
-    const double us = time_us(stream_of(stream), 20, [&] { square.run(stream_of(stream)); });
+    const double us = time_us(stream_of(stream), 20,
+                              [&] { square.run(a.get(), b.get(), out.get(), stream_of(stream)); });
     const double flops = 2.0 * kSize * kSize * kSize / us * 1e6;
     std::printf("8192^3 fp8 through cuBLASLt, fast sums %d: %.1f TFLOP/s\n", fast, flops * 1e-12);
     best = std::max(best, flops);

@@ -19,16 +19,25 @@ struct BlockScales {
   bool e8m0 = false;  // else float32
 };
 
-/// linear_rows() with weights of e4m3; `dtype` is that of x: f32, bf16 or f16.
+/// linear_rows() with weights of e4m3; `dtype` is that of x: f32, bf16 or f16. Where x_codes is
+/// set, x is not read but its codes, rows at multiples of 16 bytes, and scales: of row r and group
+/// g x_scales[g * x_scale_stride + r].
 struct Fp8LinearRows : LinearRows {
   BlockScales scales[kMaxParts];
+  const uint8_t* x_codes = nullptr;
+  int64_t x_code_stride = 0;
+  const float* x_scales = nullptr;
+  int64_t x_scale_stride = 0;
 };
+
+/// Whether so many rows are quantised ahead of fp8_rows(), not in it.
+bool wants_codes(int64_t rows, int64_t k);
 
 /// Up to how many rows fp8_rows() takes a product with K columns; 0 on a GPU other than Hopper and
 /// the data centre GPUs after it.
 int64_t max_fp8_rows(int64_t k, const Stream& stream);
 
-/// Whether fp8_rows() takes a layout: blocks of 128 columns or all, of rows in eights or all.
+/// Whether fp8_rows() takes a layout: blocks of 128 columns or all, of rows in sixteens or all.
 bool fits_fp8_rows(const ScaleLayout& layout);
 /// Its scales; strides in elements.
 BlockScales block_scales(const ScaleLayout& layout, const void* scales, int64_t row_stride,

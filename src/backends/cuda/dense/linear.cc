@@ -10,11 +10,9 @@
 #include "core/check.h"
 
 namespace cadre::cuda {
-namespace {
 
-constexpr int64_t kMostForManyRows = 16 << 20;
-
-LinearPart part_of(const LinearWeights& weights, const MutableTensorView& out, bool accumulate) {
+LinearPart linear_part(const LinearWeights& weights, const MutableTensorView& out,
+                       bool accumulate) {
   LinearPart part;
   part.weight = weights.weight.data();
   part.weight_stride = weights.weight.stride(0);
@@ -29,6 +27,10 @@ LinearPart part_of(const LinearWeights& weights, const MutableTensorView& out, b
   part.accumulate = accumulate;
   return part;
 }
+
+namespace {
+
+constexpr int64_t kMostForManyRows = 16 << 20;
 
 void multiply(const TensorView& x, const LinearWeights& weights, const MutableTensorView& out,
               bool accumulate, Workspace& workspace, const Stream& stream) {
@@ -61,7 +63,7 @@ void multiply_rows(const TensorView& x, std::span<const LinearWeights* const> we
   args.rows = x.dim(0);
   args.k = x.dim(1);
   for (size_t i = 0; i < weights.size(); ++i) {
-    args.parts[args.num_parts++] = part_of(*weights[i], outs[i], accumulate);
+    args.parts[args.num_parts++] = linear_part(*weights[i], outs[i], accumulate);
     if (args.num_parts < LinearRows::kMaxParts && i + 1 < weights.size()) continue;
     linear_rows(args, stream);
     args.num_parts = 0;
@@ -91,18 +93,28 @@ void multiply_plain(const TensorView& x, std::span<const LinearWeights* const> w
 
 bool is_quantized(const LinearWeights* weights) { return bool(weights->scales); }
 
-// A few rows and FP8 weights alone: all in one launch.
-bool multiply_fp8_rows(const TensorView& x, std::span<const LinearWeights* const> weights,
-                       std::span<const MutableTensorView> outs, bool accumulate,
-                       const Stream& stream) {
+// FP8 weights alone: all in one launch, or beside each other.
+bool multiply_fp8(CodesOfX& codes, const TensorView& x,
+                  std::span<const LinearWeights* const> weights,
+                  std::span<const MutableTensorView> outs, bool accumulate, Workspace& workspace,
+                  const Stream& stream) {
+  if (x.dim(0) == 0) return false;
+  bool by_rows = true;
+  bool by_gemm = true;
   int64_t n = 0;
-  for (const LinearWeights* w : weights) {
-    if (!is_quantized(w) || !takes_fp8_rows(x, *w, stream)) return false;
-    n += w->weight.dim(0);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const LinearWeights& w = *weights[i];
+    if (!is_quantized(&w) || w.weight.dim(0) == 0) return false;
+    by_rows = by_rows && takes_fp8_rows(x, w, stream);
+    by_gemm = by_gemm && takes_fp8_gemm(x, w, outs[i], stream);
+    n += w.weight.dim(0);
   }
-  if (!prefers_fp8_rows(x.dim(0), n, x.dim(1))) return false;
-  fp8_linear_rows(x, weights, outs, accumulate, stream);
-  return true;
+  if (by_rows && (prefers_fp8_rows(x.dim(0), n, x.dim(1)) || (!by_gemm && x.dim(0) <= 64))) {
+    fp8_linear_rows(codes, x, weights, outs, accumulate, stream);
+    return true;
+  }
+  if (by_gemm) fp8_linear_gemms(codes, x, weights, outs, accumulate, workspace, stream);
+  return by_gemm;
 }
 
 void multiply_all(const TensorView& x, std::span<const LinearWeights* const> weights,
@@ -112,20 +124,23 @@ void multiply_all(const TensorView& x, std::span<const LinearWeights* const> wei
   if (std::none_of(weights.begin(), weights.end(), is_quantized)) {
     return multiply_plain(x, weights, outs, accumulate, workspace, stream);
   }
-  if (multiply_fp8_rows(x, weights, outs, accumulate, stream)) return;
   const Workspace::Scope scope(workspace);
   CodesOfX codes(x, workspace, stream);
+  if (multiply_fp8(codes, x, weights, outs, accumulate, workspace, stream)) return;
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (is_quantized(weights[i])) {
+    const auto one = weights.subspan(i, 1);
+    const auto out = outs.subspan(i, 1);
+    if (!is_quantized(weights[i])) {
+      multiply_plain(x, one, out, accumulate, workspace, stream);
+    } else if (!multiply_fp8(codes, x, one, out, accumulate, workspace, stream)) {
       quantized_linear(codes, x, *weights[i], outs[i], accumulate, stream);
-    } else {
-      multiply_plain(x, weights.subspan(i, 1), outs.subspan(i, 1), accumulate, workspace, stream);
     }
   }
 }
 
 size_t product_workspace_bytes(int64_t num_tokens, int64_t k) {
-  return quantized_linear_workspace_bytes(num_tokens, k) + matmul_workspace_bytes();
+  return quantized_linear_workspace_bytes(num_tokens, k) +
+         std::max(matmul_workspace_bytes(), Workspace::padded(kFp8SumsBytes));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "cadre/dtype.h"
 #include "cadre/stream.h"
+#include "dense/dense_ops.h"
 
 namespace cadre::cuda {
 
@@ -21,6 +22,8 @@ struct LinearPart {
   bool accumulate = false;  // add to out
   int32_t first_tile = 0;   // set by linear_rows()
 };
+
+LinearPart linear_part(const LinearWeights& weights, const MutableTensorView& out, bool accumulate);
 
 struct LinearRows {
   static constexpr int kMaxParts = 4;

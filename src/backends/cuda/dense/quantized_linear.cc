@@ -57,26 +57,9 @@ QuantizedGemm portable_product(const TensorView& x, const LinearWeights& weights
   return product;
 }
 
-void set_part(const LinearWeights& weights, const MutableTensorView& out, bool accumulate,
-              LinearPart& part, BlockScales& scales) {
-  part.weight = weights.weight.data();
-  part.weight_stride = weights.weight.stride(0);
-  if (weights.bias) {
-    part.bias = weights.bias.data();
-    part.bias_dtype = weights.bias.dtype();
-  }
-  part.out = out.mutable_data();
-  part.out_dtype = out.dtype();
-  part.out_stride = out.stride(0);
-  part.n = weights.weight.dim(0);
-  part.accumulate = accumulate;
-  scales = block_scales(weights.scale_layout, weights.scales.data(), weights.scales.stride(0),
-                        weights.scales.stride(1));
-}
-
 }  // namespace
 
-void CodesOfX::quantize(int64_t group, float static_scale) {
+void CodesOfX::quantize(int64_t group, float static_scale, int64_t splits) {
   const int64_t rows = x_.dim(0);
   const int64_t k = x_.dim(1);
   if (rows_.codes == nullptr) {
@@ -85,7 +68,7 @@ void CodesOfX::quantize(int64_t group, float static_scale) {
     counters_ = workspace_.allocate<uint32_t>(kNumCounters);
   }
   const bool has_counters = counters_taken_ < kNumCounters;
-  if (group == group_ && static_scale == static_scale_ && has_counters) return;
+  if (group == group_ && static_scale == static_scale_ && splits == splits_ && has_counters) return;
   QuantizeRows args;
   args.dtype = x_.dtype();
   args.x = x_.data();
@@ -95,15 +78,18 @@ void CodesOfX::quantize(int64_t group, float static_scale) {
   if (group != 0) args.group = group;
   args.static_scale = static_scale;
   args.codes = rows_.codes;
-  args.codes_stride = fp8_row_stride(k);
+  args.codes_stride = fp8_row_stride(k / splits);
+  args.splits = splits;
   args.scales = rows_.scales;
   args.scale_row_stride = 1;
-  args.scale_group_stride = fp8_scale_stride(rows);
+  args.scale_group_stride = fp8_scale_stride(rows * splits);
   args.zeros = counters_;
   args.num_zeros = kNumCounters;
+  args.next_starts_first = true;  // all products read nothing but weights before they wait
   quantize_rows(args, stream_);
   group_ = group;
   static_scale_ = static_scale;
+  splits_ = splits;
   counters_taken_ = 0;
 }
 
@@ -113,7 +99,7 @@ void CodesOfX::set(const LinearWeights& weights, QuantizedGemm& product) {
   if (weights.activations == ActivationScheme::kNone) return;
   const bool is_static = weights.activations == ActivationScheme::kStatic;
   const int64_t group = is_static ? 0 : activation_group(product.format);
-  quantize(group, is_static ? weights.input_scale : 0);
+  quantize(group, is_static ? weights.input_scale : 0, 1);
   product.gemm.x = rows_.codes;
   product.gemm.x_stride = fp8_row_stride(x_.dim(1));
   product.x_scales = rows_.scales;
@@ -122,10 +108,14 @@ void CodesOfX::set(const LinearWeights& weights, QuantizedGemm& product) {
   product.x_group = group;
 }
 
-void CodesOfX::set(HopperFp8Gemm& product) {
-  quantize(kActivationGroup, 0);
+const Fp8Rows& CodesOfX::fp8_rows() {
+  quantize(kActivationGroup, 0, 1);
+  return rows_;
+}
+
+void CodesOfX::set(HopperFp8Gemm& product, int64_t splits) {
+  quantize(kActivationGroup, 0, splits);
   product.rows = rows_;
-  product.beside_previous = counters_taken_ > 0;
   product.count = counters_ + counters_taken_++;
 }
 
@@ -137,12 +127,21 @@ bool takes_fp8_rows(const TensorView& x, const LinearWeights& weights, const Str
          max_fp8_rows(x.dim(1), stream) > 0;
 }
 
-bool prefers_fp8_rows(int64_t rows, int64_t /*n*/, int64_t /*k*/) { return rows <= 16; }
+bool prefers_fp8_rows(int64_t rows, int64_t n, int64_t k) {
+  // Measured on an H200. Each 16 rows (8 where K is long) read the weights again; the GEMM waits
+  // for less the more weights there are.
+  if (rows <= 8) return true;
+  if (rows <= 16) return n * k < 100'000'000;
+  return rows <= 32 && n * k < 4'000'000;
+}
 
-void fp8_linear_rows(const TensorView& x, std::span<const LinearWeights* const> weights,
+void fp8_linear_rows(CodesOfX& codes, const TensorView& x,
+                     std::span<const LinearWeights* const> weights,
                      std::span<const MutableTensorView> outs, bool accumulate,
                      const Stream& stream) {
   const int64_t most = max_fp8_rows(x.dim(1), stream);
+  Fp8Rows rows;
+  if (wants_codes(x.dim(0), x.dim(1))) rows = codes.fp8_rows();
   for (int64_t first = 0; first < x.dim(0); first += most) {
     const int64_t last = std::min(first + most, x.dim(0));
     Fp8LinearRows args;
@@ -151,10 +150,18 @@ void fp8_linear_rows(const TensorView& x, std::span<const LinearWeights* const> 
     args.x_stride = x.stride(0);
     args.rows = last - first;
     args.k = x.dim(1);
+    if (rows.codes != nullptr) {
+      args.x_codes = rows.codes + first * fp8_row_stride(args.k);
+      args.x_code_stride = fp8_row_stride(args.k);
+      args.x_scales = rows.scales + first;
+      args.x_scale_stride = fp8_scale_stride(x.dim(0));
+    }
     for (size_t i = 0; i < weights.size(); ++i) {
       const int part = args.num_parts++;
-      set_part(*weights[i], outs[i].slice(first, last), accumulate, args.parts[part],
-               args.scales[part]);
+      const LinearWeights& w = *weights[i];
+      args.parts[part] = linear_part(w, outs[i].slice(first, last), accumulate);
+      args.scales[part] =
+          block_scales(w.scale_layout, w.scales.data(), w.scales.stride(0), w.scales.stride(1));
       if (args.num_parts < LinearRows::kMaxParts && i + 1 < weights.size()) continue;
       fp8_rows(args, stream);
       args.num_parts = 0;
@@ -173,38 +180,9 @@ bool takes_fp8_gemm(const TensorView& x, const LinearWeights& weights, const Mut
          (out.dtype() == DType::kF32 || out.dim(1) % 8 == 0);
 }
 
-void fp8_linear_gemm(CodesOfX& codes, const TensorView& x, const LinearWeights& weights,
-                     const MutableTensorView& out, bool accumulate, const Stream& stream) {
-  HopperFp8Gemm product;
-  product.num_experts = 1;
-  product.n = weights.weight.dim(0);
-  product.k = x.dim(1);
-  product.max_rows = x.dim(0);
-  product.weights = make_tensor_map(layout_of(weights.weight), kHopperWeightBox, true);
-  product.up_weights = product.weights;
-  product.scale_layout = weights.scale_layout;
-  product.weight_scales.first.scales = weights.scales.data();
-  product.weight_scales.first.scale_row_stride = weights.scales.stride(0);
-  product.weight_scales.first.scale_col_stride = weights.scales.stride(1);
-  product.up_scales = product.weight_scales;
-  if (weights.bias) {
-    product.bias.first.data = weights.bias.data();
-    product.bias_dtype = weights.bias.dtype();
-  }
-  product.out = out.mutable_data();
-  product.out_dtype = out.dtype();
-  product.out_stride = out.stride(0);
-  product.accumulate = accumulate;
-  codes.set(product);
-  hopper_fp8_gemm(product, stream);
-}
-
 void quantized_linear(CodesOfX& codes, const TensorView& x, const LinearWeights& weights,
                       const MutableTensorView& out, bool accumulate, const Stream& stream) {
   if (x.dim(0) == 0 || weights.weight.dim(0) == 0) return;
-  if (takes_fp8_gemm(x, weights, out, stream)) {
-    return fp8_linear_gemm(codes, x, weights, out, accumulate, stream);
-  }
   QuantizedGemm product = portable_product(x, weights, out, accumulate);
   codes.set(weights, product);
   if (takes_quantized_rows(product)) return quantized_rows(product, stream);

@@ -21,13 +21,16 @@ class CodesOfX {
 
   /// Makes x, or its codes, the x of a product with `weights`.
   void set(const LinearWeights& weights, QuantizedGemm& product);
-  /// The same, dynamic activations of FP8.
-  void set(HopperFp8Gemm& product);
+  /// The same, dynamic activations of FP8. With `splits`, K is cut into so many experts' rows.
+  void set(HopperFp8Gemm& product, int64_t splits);
+  const Fp8Rows& fp8_rows();
+  /// The counter of the first product after x was quantised.
+  const uint32_t* first_counter() const { return counters_; }
 
   static constexpr int kNumCounters = 16;  // products between two quantisations
 
  private:
-  void quantize(int64_t group, float static_scale);
+  void quantize(int64_t group, float static_scale, int64_t splits);
 
   const TensorView& x_;
   Workspace& workspace_;
@@ -37,6 +40,7 @@ class CodesOfX {
   int counters_taken_ = 0;
   int64_t group_ = -1;  // of rows_; 0: a static scale, -1: none yet
   float static_scale_ = 0;
+  int64_t splits_ = 1;
 };
 
 /// out = x W^T + b (+ out).
@@ -51,14 +55,21 @@ bool takes_fp8_rows(const TensorView& x, const LinearWeights& weights, const Str
 /// Whether it is the fastest for so many rows and weights of so many rows in all.
 bool prefers_fp8_rows(int64_t rows, int64_t n, int64_t k);
 /// All weights in one launch for every max_fp8_rows() rows of x and few weights.
-void fp8_linear_rows(const TensorView& x, std::span<const LinearWeights* const> weights,
+void fp8_linear_rows(CodesOfX& codes, const TensorView& x,
+                     std::span<const LinearWeights* const> weights,
                      std::span<const MutableTensorView> outs, bool accumulate,
                      const Stream& stream);
 
 bool takes_fp8_gemm(const TensorView& x, const LinearWeights& weights, const MutableTensorView& out,
                     const Stream& stream);
-void fp8_linear_gemm(CodesOfX& codes, const TensorView& x, const LinearWeights& weights,
-                     const MutableTensorView& out, bool accumulate, const Stream& stream);
+/// Products that leave most of the device idle are cut along K, their sums added by a kernel of
+/// their own.
+void fp8_linear_gemms(CodesOfX& codes, const TensorView& x,
+                      std::span<const LinearWeights* const> weights,
+                      std::span<const MutableTensorView> outs, bool accumulate,
+                      Workspace& workspace, const Stream& stream);
+/// Most that their sums take.
+inline constexpr size_t kFp8SumsBytes = size_t{16} << 20;
 
 /// Rows that quantized_rows() takes at a time; more are taken in turns.
 inline constexpr int64_t kMaxQuantizedRows = 16;

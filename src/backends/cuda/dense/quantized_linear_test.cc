@@ -245,6 +245,24 @@ TEST_F(GpuQuantizedLinear, ManyRowsOfFp8) {
   }
 }
 
+// Few tiles and a long K, which is cut into parts that are added afterwards.
+TEST_F(GpuQuantizedLinear, PartsOfALongK) {
+  for (const Form& form : kBlockForms) {
+    SCOPED_TRACE(str_cat(name_of(form.format), " ", name_of(form.layout.dtype)));
+    check(form, DType::kBF16, 40, 264, 4096, 0, kNative);
+    check(form, DType::kF32, 150, 36, 7168, 0, kNative);
+    const Weight w = make_weight(form, 136, 4096);
+    const Tensor x = random(DType::kF16, {70, 4096});
+    const Tensor before = random(DType::kF32, {70, 136});
+    const Tensor sum = to_gpu(before);
+    ops_->linear_add(to_gpu(x), w.gpu, sum, *workspace_, stream_);
+    std::vector<double> total = reference(form, x, w, {});
+    const std::vector<double> old = to_doubles(before);
+    for (size_t i = 0; i < total.size(); ++i) total[i] += old[i];
+    expect_near(sum, total, limit(DType::kF32, kNative));
+  }
+}
+
 // Many weights of one x, also beyond what one launch or one quantisation serves; results added.
 TEST_F(GpuQuantizedLinear, ManyWeightsOfFp8) {
   for (const int64_t rows : {3, 40}) {

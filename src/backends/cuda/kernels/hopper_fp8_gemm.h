@@ -44,8 +44,8 @@ struct Fp8Rows {
 /// 1]). With `gated`, W is the gate's and out = gate function of both sums.
 struct HopperFp8Gemm {
   int64_t num_experts = 0;
-  // Device [E + 1]. Complete before the kernel ahead of this one in the stream began. Null: one
-  // expert, which has max_rows.
+  // Device [E + 1]. Complete before the kernel ahead of this one in the stream began. Null:
+  // experts have equal shares of max_rows.
   const int32_t* expert_offsets = nullptr;
   uint32_t* count = nullptr;  // device, one, 0 when this kernel begins to work
   int64_t n = 0;              // columns of out

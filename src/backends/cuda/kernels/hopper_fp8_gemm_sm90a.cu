@@ -176,6 +176,7 @@ __device__ void consume_all(const Fp8Params& p, Fp8Shared& shared, uint32_t stag
       skip_tile(p.k_tiles, shared, ring);
       continue;
     }
+    if (kResult == Result::kF32 && p.accumulate) prefetch_floats(p, piece, warpgroup);
     multiply_tile<is_gated(kResult)>(p, piece, shared, stages, warpgroup, ring, sums);
     write_result<kResult>(p, piece, warpgroup, staging, sums);
   }

@@ -134,6 +134,18 @@ __device__ inline void store_four(float* to, int32_t count, float4 values) {
   if (count > 2) to[2] = values.z;
 }
 
+// What write_floats() adds to comes to L2 while the products run: half a row a thread.
+__device__ inline void prefetch_floats(const Fp8Params& p, const Piece& piece, int warpgroup) {
+  const int row = warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 2;
+  const int first = static_cast<int>(threadIdx.x) % 2 * kHalfColumns;
+  if (row >= piece.rows) return;
+  const auto* from = static_cast<const float*>(p.out) + (piece.row + row) * p.out_stride;
+#pragma unroll
+  for (int i = 0; i < kHalfColumns; i += 32) {
+    if (piece.column + first + i < p.n) ptx::prefetch(from + piece.column + first + i);
+  }
+}
+
 // Results in float32: 64 columns a pass through the warp's staging, so that whole rows are written.
 __device__ inline void write_floats(const Fp8Params& p, const Piece& piece, int warpgroup,
                                     char* staging, const float (&sums)[128]) {

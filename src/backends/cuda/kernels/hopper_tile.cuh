@@ -70,7 +70,7 @@ struct Params {
   char* sorted;                   // where `rows` looks
   uint32_t* sort_taken;           // rows
   uint32_t* sorted_rows;          // of each tile
-  const int32_t* expert_offsets;  // null: there is one expert, which has max_rows
+  const int32_t* expert_offsets;  // null: experts have equal shares of max_rows
   int32_t max_rows;
   uint32_t* claimed;  // pieces of work that clusters have taken beyond their first
   int32_t num_experts;
@@ -93,7 +93,7 @@ struct Params {
 
   __device__ int32_t first_row(int32_t expert) const {
     if (expert_offsets != nullptr) return expert_offsets[expert];
-    return expert == 0 ? 0 : max_rows;
+    return expert * (max_rows / num_experts);
   }
 };
 

@@ -184,6 +184,11 @@ __device__ inline void copy_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
+/// The 128 bytes around `from` to L2.
+__device__ inline void prefetch(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 /// One arrival when all earlier copy_16() and copy_4() of this thread are done; the barrier counts
 /// on it.
 __device__ inline void arrive_when_copied(uint32_t barrier) {

@@ -38,7 +38,11 @@ __device__ void load(const T* from, int count, float (&values)[kValues]) {
 __device__ void store(uint8_t* to, int count, const float (&values)[kValues]) {
   uint32_t words[2] = {};
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) words[i / 4] |= to_e4m3(values[i]) << i % 4 * 8;
+  for (int i = 0; i < kValues; i += 2) {
+    const __nv_fp8x2_storage_t two =
+        __nv_cvt_float2_to_fp8x2(make_float2(values[i], values[i + 1]), __NV_SATFINITE, __NV_E4M3);
+    words[i / 4] |= uint32_t{two} << i % 4 * 8;
+  }
   if (count == kValues && reinterpret_cast<uintptr_t>(to) % 8 == 0) {
     *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
     return;
@@ -80,18 +84,25 @@ __global__ void __launch_bounds__(kThreads)
   if (blockIdx.x == 0 && static_cast<int>(threadIdx.x) < args.num_zeros) {
     args.zeros[threadIdx.x] = 0;
   }
-  const int64_t pieces = num_groups(args.k, kWarpValues);
-  const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  const int64_t row = item / pieces;
+  // 32 bits where they do: a division of 64 takes longer than everything else here.
+  const auto width = static_cast<int32_t>(args.k);
+  const int32_t pieces = (width + kWarpValues - 1) / kWarpValues;
+  const int32_t item = static_cast<int32_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int32_t row = item / pieces;
   if (row >= (args.num_rows == nullptr ? args.rows : *args.num_rows)) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t k = item % pieces * kWarpValues + lane * kValues;
-  const int64_t left = args.k - k;
-  const int count = static_cast<int>(left < 0 ? 0 : (left < kValues ? left : kValues));
-  const int64_t source = args.pair_of_row == nullptr ? row : args.pair_of_row[row] / args.top_k;
+  const int32_t k = item % pieces * kWarpValues + lane * kValues;
+  const int32_t count = min(max(width - k, 0), kValues);
+  const int64_t source =
+      args.pair_of_row == nullptr ? row : args.pair_of_row[row] / static_cast<int32_t>(args.top_k);
   float values[kValues];
   load(static_cast<const T*>(args.x) + source * args.x_stride + k, count, values);
-  float* scales = args.scales + row * args.scale_row_stride;
+  // Lanes beyond K may ask for a split that is not there; they write nothing.
+  const int32_t split_width = args.splits == 1 ? width : width / static_cast<int32_t>(args.splits);
+  const int32_t split = args.splits == 1 ? 0 : k / split_width;
+  const int64_t out_row = split * args.rows + row;
+  const int32_t out_k = k - split * split_width;
+  float* scales = args.scales + out_row * args.scale_row_stride;
   if (args.static_scale != 0) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = __fdiv_rn(values[i], args.static_scale);
@@ -112,19 +123,20 @@ __global__ void __launch_bounds__(kThreads)
       values[i] = scale.inverse == 0 ? 0.0f : __fmul_rn(values[i], scale.inverse);
     }
     if (lane % lanes == 0 && count > 0) {
-      scales[k / args.group * args.scale_group_stride] = scale.scale;
+      scales[out_k / static_cast<int32_t>(args.group) * args.scale_group_stride] = scale.scale;
     }
   }
   if (args.placed != nullptr) {
     if (count > 0) store_placed(args.placed + row * args.k, k, values);
     return;
   }
-  if (count > 0) store(args.codes + row * args.codes_stride + k, count, values);
+  if (count > 0) store(args.codes + out_row * args.codes_stride + out_k, count, values);
 }
 
 template <typename T>
 void run(const QuantizeRows& args, const Stream& stream) {
   const int64_t items = args.rows * num_groups(args.k, kWarpValues);
+  CADRE_ASSERT(items < INT32_MAX - kWarps && args.k < INT32_MAX - kWarpValues);
   launch("quantize_rows", quantize_kernel<T>,
          dim3(static_cast<unsigned>((items + kWarps - 1) / kWarps)), dim3(kThreads), 0,
          stream_of(stream), Launch::kDependent, args);
@@ -136,6 +148,7 @@ void quantize_rows(const QuantizeRows& args, const Stream& stream) {
   CADRE_ASSERT(args.placed == nullptr || args.k % 16 == 0);
   CADRE_ASSERT(args.group == kActivationGroup || args.group == kFp4ActivationGroup);
   CADRE_ASSERT(args.num_zeros <= 32);
+  CADRE_ASSERT(args.splits == 1 || args.k % (args.splits * kActivationGroup) == 0);
   if (args.rows == 0 || args.k == 0) return;
   switch (args.dtype) {
     case DType::kBF16:

@@ -25,6 +25,10 @@ struct QuantizeRows {
   float static_scale = 0;  // set: the scale of all, one group; code = e4m3(x / scale)
   uint8_t* codes = nullptr;
   int64_t codes_stride = 0;  // bytes
+  // K is cut into `splits` of whole groups of 128, as if each were a matrix of its own: their codes
+  // and scales follow each other, row r of split s as row s * rows + r, groups counted in the
+  // split.
+  int64_t splits = 1;
   // In place of codes: their values in fp16, [rows, k], columns in the order of mx_place() of
   // kernels/hopper_mx_gemm.h; k in multiples of 16.
   uint16_t* placed = nullptr;
