@@ -15,13 +15,14 @@ namespace {
 
 // Plain cudaMalloc and no pool: memory is taken between forwards only, in few large blocks
 // (weights, caches, workspaces), and what is given back is the system's again at once. cudaFree
-// waits for work that still uses the block.
+// waits for work that still uses the block. Blocks end at multiples of 16 bytes, as kernels read
+// whole words of what is stored in bytes.
 class CudaAllocator final : public Allocator {
  public:
   void* allocate(Device device, size_t bytes) override {
     const DeviceGuard guard(device.index);
     void* memory = nullptr;
-    const cudaError_t result = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
+    const cudaError_t result = cudaMalloc(&memory, (std::max<size_t>(bytes, 1) + 15) / 16 * 16);
     if (result == cudaErrorMemoryAllocation) {
       cudaGetLastError();
       DeviceMemory left;
