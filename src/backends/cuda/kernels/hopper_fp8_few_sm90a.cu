@@ -211,14 +211,6 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   }
 }
 
-WeightScales to_scales(const DeviceMatrices& m, const ScaleLayout& layout) {
-  const auto size = static_cast<int64_t>(size_of(layout.dtype));
-  const int64_t step = layout.block_cols == 0 ? 0 : m.first.scale_col_stride * size;
-  return {static_cast<const char*>(m.first.scales), m.scale_expert_bytes,
-          m.first.scale_row_stride * size, static_cast<int32_t>(step),
-          static_cast<int32_t>(m.first.scale_row_offset)};
-}
-
 bool is_special(const DecodeArgs& a) {
   const GateFunction& gate = a.gate_function;
   return a.gate_bias.first.data != nullptr || a.up_bias.first.data != nullptr || !gate.has_gate ||

@@ -226,14 +226,6 @@ Result result_of(const HopperFp8Gemm& args) {
   return args.out_dtype == DType::kBF16 ? Result::kBF16 : Result::kF16;
 }
 
-WeightScales to_scales(const DeviceMatrices& m, const ScaleLayout& layout) {
-  const auto size = static_cast<int64_t>(size_of(layout.dtype));
-  const int64_t step = layout.block_cols == 0 ? 0 : m.first.scale_col_stride * size;
-  return {static_cast<const char*>(m.first.scales), m.scale_expert_bytes,
-          m.first.scale_row_stride * size, static_cast<int32_t>(step),
-          static_cast<int32_t>(m.first.scale_row_offset)};
-}
-
 bool is_special(const HopperFp8Gemm& args) {
   const GateFunction& gate = args.gate;
   if (args.bias.first.data != nullptr || args.up_bias.first.data != nullptr) return true;

@@ -33,6 +33,14 @@ struct WeightScales {
   int32_t row_offset;
 };
 
+inline WeightScales to_scales(const DeviceMatrices& m, const ScaleLayout& layout) {
+  const auto size = static_cast<int64_t>(size_of(layout.dtype));
+  const int64_t step = layout.block_cols == 0 ? 0 : m.first.scale_col_stride * size;
+  return {static_cast<const char*>(m.first.scales), m.scale_expert_bytes,
+          m.first.scale_row_stride * size, static_cast<int32_t>(step),
+          static_cast<int32_t>(m.first.scale_row_offset)};
+}
+
 struct Fp8Params : Params {
   const float* row_scales;
   int64_t row_scale_stride;
